@@ -16,7 +16,7 @@ from common import machine, make_parser, parse
 from scipy.stats import bootstrap
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from diffusers_lrlab.audit.recorder.recorder import Recorder
+from diffusers_lrlab.audit.recorder import Recorder
 
 GOAL_MS = 20  # of which the audit may take 1 %
 # Parameter groups and backward passes of an update.

@@ -24,10 +24,10 @@ from PIL import Image
 
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.batches import iterate_batches, prefetched
-from diffusers_lrlab.data.images import ImageTransform, decode
+from diffusers_lrlab.data.images import ImageTransform, decode, normalise
 from diffusers_lrlab.data.labels import Example
-from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.data.loading import TrainingData
+from diffusers_lrlab.data.options import BatchLayout
 from diffusers_lrlab.data.points import PointTransform
 from diffusers_lrlab.data.shards import ParquetShards
 from diffusers_lrlab.data.streams import ShardedStream
@@ -56,9 +56,9 @@ class CountingShards:
 class SlowPoints(PointTransform):
     """Takes 2 ms for a row."""
 
-    def read_compact(self, cell):
+    def read(self, cell):
         time.sleep(0.002)
-        return super().read_compact(cell)
+        return super().read(cell)
 
 
 def stream_of(source, buffer=1000, transform=PointTransform):
@@ -82,7 +82,7 @@ def decoding(options, size):
     cells = [photograph(*size, number) for number in range(options.images)]
     transform = ImageTransform(RESOLUTION, 3, True, False, False, 0)
     ways = {
-        "whole": lambda row, cell: transform.augment(transform.read(cell), row),
+        "whole": lambda row, cell: transform.augment(normalise(transform.read(cell))[None], [row]),
         "decoder alone": lambda _, cell: decode(cell),
     }
     times = {way: [] for way in ways}

@@ -34,7 +34,7 @@ import torch
 from common import UNET, make_parser, parse
 from template import BATCH, plain_updates
 
-from diffusers_lrlab.core import extras
+from diffusers_lrlab.core import environment
 
 TINY_UNET = {**UNET, "sample_size": 8, "block_out_channels": (8, 8, 8, 8), "norm_num_groups": 4, "layers_per_block": 1}
 SEEDS = 4
@@ -155,7 +155,7 @@ def updates_of(trainer):
     trainer.set_training()
 
     def update():
-        trainer.run.check_schedules()
+        trainer.run.check_rates()
         trainer.do_update(next(batches))
         trainer.run.advance()
 
@@ -166,9 +166,11 @@ def flops_of(trainer, batch):
     """FLOP of a forward and a backward pass of a batch, counted by torch on the meta device for one image."""
     from torch.utils.flop_counter import FlopCounterMode
 
+    from diffusers_lrlab.training.model import build_model
+
+    plan = trainer.run.plan
     with torch.device("meta"):
-        model = trainer.run.plan.model_class(**trainer.run.plan.model_config)
-        images = torch.empty(1, *trainer.run.plan.item_shape)
+        model, images = build_model(plan.config, plan.model_config), torch.empty(1, *plan.item_shape)
         with FlopCounterMode(display=False) as counter:
             model(images, torch.zeros(1, dtype=torch.long)).sample.sum().backward()
     return batch * counter.get_total_flops()
@@ -366,7 +368,7 @@ def decoding_rows(options):
     pixels = torch.nn.functional.interpolate(torch.rand(1, 3, 47, 63), (375, 500), mode="bicubic")[0].clamp(0, 1)
     Image.fromarray((255 * pixels).byte().permute(1, 2, 0).numpy()).save(file := io.BytesIO(), "jpeg", quality=90)
     cell, transform = {"bytes": file.getvalue(), "path": None}, ImageTransform(64, 3, True, False, True, 0)
-    took, _ = seconds(lambda: transform.read_compact(cell), 2 if options.tiny else 100)
+    took, _ = seconds(lambda: transform.read(cell), 2 if options.tiny else 100)
     yield {"what": "decode 500x375 to 64", "images_per_second": 1 / took}
 
 
@@ -423,7 +425,7 @@ def main():
     parser.add_argument("--minutes", type=float, default=8, help="after which it stops")
     options, rows = parse(parser), []
     # Nothing here reads a data set or draws a picture, which is what training wants these packages for.
-    extras.EXTRAS.update(plots={}, train={}, study={})
+    environment.EXTRAS.update(plots={}, train={}, study={})
     about = {"what": "machine", "torch": torch.__version__, "python": platform.python_version(), "device": str(DEVICE)}
     if DEVICE.type == "cuda":
         about |= {"name": torch.cuda.get_device_name(), "cuda": torch.version.cuda}

@@ -18,29 +18,27 @@ from pathlib import Path
 import numpy as np
 from common import make_parser, parse
 
-from diffusers_lrlab.core.plotting import BLUE, GREY, ORANGE, new_figure, save_figure
+from diffusers_lrlab.core.plotting import GREY, ORANGE, new_figure, save_figure
 from diffusers_lrlab.finder.find import find_lr, resolve_settings
 from diffusers_lrlab.finder.on_trainer import range_test_of
 from diffusers_lrlab.finder.range_test import FinderConfig
-from diffusers_lrlab.finder.suggestions import RULES
 from diffusers_lrlab.training.config import TrainingConfig
 
 GRID = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 
 
 def suggestions_of(out, options):
-    """By data set: rates by rule and seed (`None` without one), and curves; those of OUT/spread.json, too."""
+    """By data set: rates by seed (`None` without one), and curves; those of OUT/spread.json, too."""
     file = out / "spread.json"
     found = json.loads(file.read_text()) if file.exists() else {}
     for dataset in options.datasets:
         if dataset in found:
             continue
-        rates = {"curves": [], **{rule: [] for rule in RULES}}
+        rates = {"curves": [], "rates": []}
         for seed in range(options.finder_seeds):
             config = TrainingConfig(dataset_name=dataset, seed=seed, max_train_steps=1000)
             result = find_lr(config, FinderConfig(repeats=1, num_updates=options.finder_updates))
-            for rule, suggestion in result.suggestions.items():
-                rates[rule].append(suggestion.lr)
+            rates["rates"].append(result.suggestion.lr)
             rates["curves"].append([result.sweeps[0].lrs.tolist(), result.sweeps[0].losses.tolist()])
         found[dataset] = rates
         file.write_text(json.dumps(found, indent=1))
@@ -57,15 +55,11 @@ def spread(rates):
 
 
 def print_spread(found):
-    print("| data | " + " | ".join(f"{rule}: median (spread)" for rule in RULES) + " |")
-    print("|---" * (1 + len(RULES)) + "|")
-    for dataset, rates in found.items():
-        cells = []
-        for rule in RULES:
-            ratio, median, none = spread(rates[rule])
-            without = f", none from {none} of {len(rates[rule])}" if none else ""
-            cells.append("none" + without if ratio is None else f"{median:.2g} ({ratio:.2f}{without})")
-        print(f"| {dataset} | {' | '.join(cells)} |")
+    print("| data | median (spread) |\n|---|---|")
+    for dataset, about in found.items():
+        ratio, median, none = spread(about["rates"])
+        without = f", none from {none} of {len(about['rates'])}" if none else ""
+        print(f"| {dataset} | {'none' + without if ratio is None else f'{median:.2g} ({ratio:.2f}{without})'} |")
 
 
 def plot_spread(found, path):
@@ -76,16 +70,12 @@ def plot_spread(found, path):
         low, start = np.nanmin(losses), np.nanmedian([losses[0] for _, losses in rates["curves"]])
         for lrs, losses in rates["curves"]:
             axes.plot(lrs, losses, color=GREY, linewidth=0.7)
-        for place, (rule, color) in enumerate(zip(RULES, (BLUE, ORANGE), strict=True)):
-            named = [rate for rate in rates[rule] if rate is not None]
-            height = low - (0.1 + 0.08 * place) * (start - low)
-            label = rule if dataset == next(iter(found)) else None
-            axes.scatter(named, [height] * len(named), marker="|", s=50, color=color, label=label)
+        named = [rate for rate in rates["rates"] if rate is not None]
+        axes.scatter(named, [low - 0.1 * (start - low)] * len(named), marker="|", s=50, color=ORANGE)
         axes.set(xscale="log", ylim=(low - 0.35 * (start - low), start + 0.5 * (start - low)), yticks=[], title=dataset)
         axes.spines[["top", "right", "left"]].set_visible(False)
     figure.supylabel("loss")
     figure.supxlabel("learning rate")
-    figure.legend(loc="outside lower right", ncols=3, frameon=False)
     save_figure(figure, path)
 
 
@@ -96,9 +86,9 @@ def train(out, found, options):
 
     losses = {}
     for dataset in options.datasets:
-        _, suggested, _ = spread(found[dataset][options.rule])
+        _, suggested, _ = spread(found[dataset]["rates"])
         if suggested is None:
-            print(f"{dataset}: no rate by {options.rule} from more than one seed, so nothing is trained.")
+            print(f"{dataset}: no rate from more than one seed, so nothing is trained.")
             continue
         rates = sorted({*options.grid, *(float(f"{suggested * factor:.2g}") for factor in (1 / 3, 1, 3))})
         updates = options.image_updates if dataset == "digits" else options.point_updates
@@ -175,7 +165,6 @@ def main():
     parser = make_parser(__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder of results; what is there is not done again")
     parser.add_argument("--part", choices=("spread", "training", "cost"), help="all of them if not given")
-    parser.add_argument("--rule", default="minimum_tenth", choices=list(RULES))
     parser.add_argument("--seeds", type=int, default=5, help="of training")
     parser.add_argument("--image_updates", type=int, default=1000)
     parser.add_argument("--point_updates", type=int, default=3000)

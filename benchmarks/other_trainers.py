@@ -22,7 +22,7 @@ from pathlib import Path
 import common
 import numpy as np
 
-from diffusers_lrlab.audit.expected import Expectation
+from diffusers_lrlab.audit.result import Expectation
 from diffusers_lrlab.audit.run import AuditOptions, run_audited
 from diffusers_lrlab.core.plotting import BLUE, DARK, GREY, ORANGE, new_figure, plain_axes, save_figure
 

@@ -21,8 +21,7 @@ from common import machine, make_parser, make_trainer, parse, updates_in_turns
 
 from diffusers_lrlab.averaging.averages import EMA
 from diffusers_lrlab.averaging.forms import EMAForm
-from diffusers_lrlab.averaging.posthoc import Profiles, combine
-from diffusers_lrlab.averaging.snapshots import profiles_of, read_snapshots
+from diffusers_lrlab.averaging.posthoc import Profiles, combine, profiles_of, read_snapshots
 from diffusers_lrlab.training.run_folder import SNAPSHOTS
 
 STORED = "posthoc:sigma_rels=[0.05|0.10],snapshots={}"
@@ -119,7 +118,7 @@ def seconds_of(folder, job, rounds):
     lost = []
     for _ in range(max(2, rounds // 10)):
         started = time.perf_counter()
-        trainers["two"].write_snapshot()
+        trainers["two"].run.write_snapshot(trainers["two"].folder.path / SNAPSHOTS)
         lost.append(time.perf_counter() - started)
     for loop in loops.values():
         loop.close()

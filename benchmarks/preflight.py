@@ -12,8 +12,8 @@ from pathlib import Path
 
 from common import make_parser
 
-from diffusers_lrlab.preflight.run import CHECKS
-from diffusers_lrlab.preflight.subject import Subject
+from diffusers_lrlab.preflight.checks import CHECKS
+from diffusers_lrlab.preflight.data_checks import Subject
 from diffusers_lrlab.training.arguments import parse_arguments
 from diffusers_lrlab.training.prepare import prepare
 from diffusers_lrlab.training.run_folder import RunFolder

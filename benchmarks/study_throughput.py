@@ -1,7 +1,7 @@
 """Runs per hour in the setting of the study: a plain loop, the trainer, and stacks of several sizes.
 
     python benchmarks/study_throughput.py
-    python benchmarks/study_throughput.py --rounds 10 --sizes 1,20 --precision bf16
+    python benchmarks/study_throughput.py --rounds 10 --sizes 1,20
 
 The setting is that of `training_scripts/recipes/lr_study_2d.yaml`: 10,000 updates of 256 points, 296,450 parameters. All
 take turns in one process, so that what else the machine does falls on all of them. Beside them stands what the matrix
@@ -27,11 +27,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from toy2d import RECIPE, make_point_trainer
 
 from diffusers_lrlab.core.environment import describe_environment
-from diffusers_lrlab.data.layout import BatchLayout
+from diffusers_lrlab.data.options import BatchLayout
 from diffusers_lrlab.evaluation.distances import knn_kl
 from diffusers_lrlab.study.runs.context import StudyContext
 from diffusers_lrlab.study.runs.measure import draw, drawing_of
-from diffusers_lrlab.study.runs.precision import PRECISIONS, products_in
 from diffusers_lrlab.study.runs.results import StudyFolder
 from diffusers_lrlab.study.spec.expansion import expand
 from diffusers_lrlab.study.spec.reading import read_spec
@@ -238,17 +237,16 @@ def main():
     parser.add_argument("--updates", type=int, default=160, help="updates of runs in a turn")
     parser.add_argument("--sizes", default="1,8,20,64", help="of stacks")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--precision", default="fp32", choices=list(PRECISIONS))
     parser.add_argument("--sampling_rounds", type=int, default=3, help="turns of sampling")
     parser.set_defaults(samples=10_000)
     options = parse(parser, rounds=2, updates=2, sizes="1,2", threads=1, samples=100, sampling_rounds=1)
     torch.set_num_threads(options.threads)
     keep_freed_memory()
     meta = describe_environment()
-    print(f"{meta['processor']}, {options.threads} threads, torch {meta['versions']['torch']}, {options.precision}\n")
+    print(f"{meta['processor']}, {options.threads} threads, torch {meta['versions']['torch']}\n")
 
     with tempfile.TemporaryDirectory() as folder:
-        study = StudyContext(StudyFolder(Path(folder)), quiet=True, precision=options.precision)
+        study = StudyContext(StudyFolder(Path(folder)), quiet=True)
         times, limits, evaluated = measure_loops(study, Path(folder), options)
         torch.set_num_threads(1)
         host = host_costs(study, options.rounds, options.updates)
@@ -272,7 +270,7 @@ def measure_loops(study, folder, options):
         "local": trainer.updates(show_progress=False),
     }
     torch.set_num_threads(options.threads)
-    with products_in(options.precision, study.device), worker_threads(study.device, max(sizes)) as threads:
+    with worker_threads(study.device, max(sizes)) as threads:
         stacks = {f"stacked, R = {size}": make_stacks(study, size, total, threads) for size in sizes}
         loops |= {name: stack.updates() for name, stack in stacks.items()}
         times, limits = turns(loops, stacks, threads, options)

@@ -20,7 +20,7 @@ from template import BATCH, plain_updates
 from diffusers_lrlab.core.environment import describe_environment
 from diffusers_lrlab.data.toy2d import toy_points
 from diffusers_lrlab.evaluation.distances import knn_kl
-from diffusers_lrlab.evaluation.evaluate import compare_samples
+from diffusers_lrlab.evaluation.metrics import compare_samples
 from diffusers_lrlab.training.pipeline import make_pipeline
 from diffusers_lrlab.training.prepare import keep_freed_memory
 

@@ -28,8 +28,7 @@ from diffusers_lrlab.training.kinds import kind_of
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import RunFolder
-from diffusers_lrlab.training.stepping import do_one_update
-from diffusers_lrlab.training.trainer import Trainer
+from diffusers_lrlab.training.trainer import Trainer, do_one_update
 
 TITLES = {"standard": "one rate for all parameters", "muP": "muP (--width_base)"}
 
@@ -65,7 +64,7 @@ def final_loss(plan, data, folder):
     trainer = Trainer(plan, data, Accelerator(cpu=True), RunFolder(Path(folder)))
     trainer.set_training()
     for batch in trainer.batches(plan.config.seed, range(plan.num_updates)):
-        trainer.run.check_schedules()
+        trainer.run.check_rates()
         do_one_update(trainer, batch)
         trainer.run.advance()
     trainer.release()

@@ -73,7 +73,7 @@ def __getattr__(name: str) -> Any:
             f"module {__name__!r} has no attribute {name!r}. If it is a third-party denoiser, import its code first."
         )
     if _HOMES[name].startswith("study."):  # before its modules require the extra for training
-        importlib.import_module(".core.extras", __name__).require_extra("study", f"{name}()")
+        importlib.import_module(".core.environment", __name__).require_extra("study", f"{name}()")
     return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
 
 

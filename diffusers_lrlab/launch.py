@@ -15,11 +15,10 @@ from typing import Any
 import diffusers_lrlab
 
 from .core.errors import Interrupted, LabError, did_you_mean, is_first_process
-from .core.flags import TextParser
-from .core.plugins import load_plugins
+from .core.options import TextParser
+from .core.plugins import load_plugins, registered_failure
 from .core.program import interrupts_as_usual, report_error
-from .core.registered import registered_failure
-from .diffusers_plugin import hook_options
+from .diffusers_plugin import hook_table
 from .diffusers_plugin.host.patches import Patches
 from .diffusers_plugin.host.source import HostScript
 
@@ -67,7 +66,7 @@ def explain_script(path: str) -> None:
     """Prints what our options would do in a script, without running it."""
     _read(path)
     if is_first_process():
-        sys.stdout.write(f"{hook_options.explain(HostScript(path))}\n")
+        sys.stdout.write(f"{hook_table.explain(HostScript(path))}\n")
 
 
 def _range_test(options: argparse.Namespace) -> Any:
@@ -103,7 +102,7 @@ def make_parser() -> _Parser:
         description="Runs an unmodified script with the schedules of diffusers_lrlab, and audits its learning rate.",
         allow_abbrev=False,
     )
-    hook_options.add_options(parser)
+    hook_table.add_options(parser)
     add = parser.add_argument
     add("--strict", action="store_true", help="Stop with an error if one of these options cannot be used in the script.")
     add("--explain", action="store_true", help="Only print what each option would do in the script, and its faults.")
@@ -122,11 +121,11 @@ def main() -> None:
         options = parser.parse()
         if options.local_rank is not None:
             options.arguments = [options.local_rank, *options.arguments]
-        hook_options.check_numbers(options)
+        hook_table.check_numbers(options)
         if options.explain:
             explain_script(options.script)
             return
-        hook_options.check(options)
+        hook_table.check(options)
         _read(options.script)
         load_plugins(options.plugins)
     except LabError as error:
@@ -138,13 +137,13 @@ def main() -> None:
 def _launch(options: argparse.Namespace, parser: argparse.ArgumentParser, patches: Patches) -> None:
     follow_into_spawned_processes(patches)
     from .diffusers_plugin.hooks.find_lr import RangeTestDone
-    from .diffusers_plugin.installed_hooks import InstalledHooks
+    from .diffusers_plugin.installed_hooks import Host
 
-    hooks: InstalledHooks | None = None
+    host: Host | None = None
     try:
         test = _range_test(options) if options.find_lr else None
-        hooks = InstalledHooks(options, test, patches)
-        hooks.host.run.follow_arguments(hooks.host.script, parser._option_string_actions)
+        host = Host(options, test, patches)
+        host.run.follow_arguments(host.script, parser._option_string_actions)
         interrupts_as_usual()
         try:
             run_script(options.script, options.arguments)
@@ -155,12 +154,12 @@ def _launch(options: argparse.Namespace, parser: argparse.ArgumentParser, patche
                 raise failure from end
             if end.code not in (None, 0):
                 raise
-        hooks.host.run.end()
-        hooks.check_used()
-        if test is not None and hooks.find_lr is not None:
-            test.finish(hooks.find_lr)
-        if hooks.exit_status:
-            sys.exit(hooks.exit_status)
+        host.run.complete()
+        host.check_used()
+        if test is not None:
+            test.finish(host.hooks["find_lr"])
+        if host.exit_status:
+            sys.exit(host.exit_status)
     except (LabError, Interrupted) as error:
         sys.exit(report_error(error))
     except (Exception, KeyboardInterrupt) as error:
@@ -171,9 +170,9 @@ def _launch(options: argparse.Namespace, parser: argparse.ArgumentParser, patche
         traceback.print_exception(error.with_traceback(level or error.__traceback__))
         sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
     finally:
-        if hooks is not None and hooks.find_lr is not None:
-            hooks.find_lr.remove()
-        if hooks is not None and is_first_process() and (report := hooks.report()):
+        if host is not None and "find_lr" in host.hooks:
+            host.hooks["find_lr"].remove()
+        if host is not None and is_first_process() and (report := host.report()):
             sys.stderr.write(f"{report}\n")
 
 

@@ -1,14 +1,10 @@
-"""The cards of models in model_cards/, as this version writes them from the files beside them.
+"""`python docs/cards.py` writes the cards of models in model_cards/ again, from the files beside them.
 
-    python docs/cards.py
-
-writes them again after a change of what cards say. The cards of studies stay as they were measured.
+For a change of what cards say. The cards of studies stay as they were measured.
 """
 
+import contextlib
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from diffusers_lrlab.core.files import write_text
@@ -22,18 +18,8 @@ LICENCE = "apache-2.0"  # of this repository, and so of the results in it
 def text_of(folder: Path) -> str:
     """The text of the card in a folder."""
     record = json.loads((folder / "lrlab" / "run.json").read_text(encoding="utf-8"))
-    with _inside(folder.parent):  # the example loads from where a reader is, not from this machine's path
+    with contextlib.chdir(folder.parent):  # the example loads from where a reader is, not from this machine's path
         return model_card_text(Path(folder.name), record, LICENCE)
-
-
-@contextmanager
-def _inside(folder: Path) -> Iterator[None]:
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
 
 
 if __name__ == "__main__":

@@ -9,23 +9,23 @@ writes the tables into the pages again, between marks such as `<!-- schedules: g
 import argparse
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
-
-from config_fields import field_tables
 
 import diffusers_lrlab
 from diffusers_lrlab import launch, list_schedulers
 from diffusers_lrlab.audit.result import DIAGNOSES
 from diffusers_lrlab.averaging.forms import EMA_FORMS
 from diffusers_lrlab.cli.main import COMMANDS, _parser
+from diffusers_lrlab.core.environment import citation, repository
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.core.project import CITATION, REPOSITORY
-from diffusers_lrlab.core.registry import Entry, Registry, markdown_table
+from diffusers_lrlab.core.options import options_of
+from diffusers_lrlab.core.registry import Registry
+from diffusers_lrlab.core.words import markdown_table
 from diffusers_lrlab.data.image_sets import IMAGE_DATASETS
 from diffusers_lrlab.data.toy2d import TOY_DATASETS
-from diffusers_lrlab.diffusers_plugin.hook_options import options_table as options_of_hooks
+from diffusers_lrlab.diffusers_plugin.hook_table import options_table as options_of_hooks
 from diffusers_lrlab.evaluation.metrics import metrics_table
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.models.registry import DENOISERS
@@ -53,7 +53,7 @@ def readme_command(number: int) -> str:
 
 def install_command() -> str:
     """What installs the package without a clone, with the versions that are tested."""
-    address = REPOSITORY or "REPOSITORY"
+    address = repository() or "REPOSITORY"
     command = f'pip install "diffusers_lrlab[train] @ git+{address}" -c {address}/raw/main/constraints.txt'
     return f"```bash\n{command}\n```"
 
@@ -94,14 +94,10 @@ def by_objective_table() -> str:
         for name in OBJECTIVES
     }
     rows = []
-    for registry, acts_on, make in (
-        (TIMESTEP_SAMPLERS, _sampler_acts_on, _answer_of_sampler),
-        (LOSS_WEIGHTINGS, _weighting_acts_on, _answer_of_weighting),
-        (TIMESTEP_LRS, lambda entry: "the share of the timesteps", lambda name, process: "yes"),
-        (NOISES, lambda entry: "the noise that is added", lambda name, process: "yes"),
-    ):
+    for registry in (TIMESTEP_SAMPLERS, LOSS_WEIGHTINGS, TIMESTEP_LRS, NOISES):
         for name, entry in registry.items():
-            rows.append((registry.noun, f"`{name}`", acts_on(entry), *(make(name, each) for each in processes.values())))
+            answers = (_answer(registry, name, process) for process in processes.values())
+            rows.append((registry.noun, f"`{name}`", _acts_on(registry, entry.traits), *answers))
     return markdown_table(("registered as", "name", "acts on", *(f"`{name}`" for name in processes)), rows)
 
 
@@ -109,35 +105,29 @@ def _defaults(registry: Registry, name: str) -> dict[str, Any]:
     return {key: value for key, value in registry[name].resolve({}).items() if key != "base_resolution"}
 
 
-def _sampler_acts_on(entry: Entry) -> str:
-    if "feedback" in entry.traits:
+def _acts_on(registry: Registry, traits: Collection[str]) -> str:
+    if registry is NOISES:
+        return "the noise that is added"
+    if registry is LOSS_WEIGHTINGS:
+        if "feedback" in traits:
+            return "the losses at each noise level"
+        of = [each for each in ("image", "velocity") if each in traits] or ["noise"]
+        return f"the error of {'what is predicted' if 'plain' in traits else f'the {of[0]}'}"
+    if "feedback" in traits:
         return "the losses of each timestep"
-    return "the noise level" if "noise_level" in entry.traits else "the share of the timesteps"
+    return "the noise level" if "noise_level" in traits else "the share of the timesteps"
 
 
-def _weighting_acts_on(entry: Entry) -> str:
-    if "feedback" in entry.traits:
-        return "the losses at each noise level"
-    if "plain" in entry.traits:
-        return "the error of what is predicted"
-    of = "image" if "image" in entry.traits else "velocity" if "velocity" in entry.traits else "noise"
-    return f"the error of the {of}"
-
-
-def _answer_of_sampler(name: str, process: NoiseProcess) -> str:
+def _answer(registry: Registry, name: str, process: NoiseProcess) -> str:
     try:
-        TimestepSampler(name, _defaults(TIMESTEP_SAMPLERS, name), process.levels, 1000)
+        if registry is TIMESTEP_SAMPLERS:
+            TimestepSampler(name, _defaults(registry, name), process.levels, 1000)
+        elif registry is LOSS_WEIGHTINGS:
+            LossWeighting(name, _defaults(registry, name), process.levels, process.prediction_type)
     except LabError as error:
         return f"refused: {error}"
-    return "with a warning" if contradiction(name, process.prediction_type) else "yes"
-
-
-def _answer_of_weighting(name: str, process: NoiseProcess) -> str:
-    try:
-        LossWeighting(name, _defaults(LOSS_WEIGHTINGS, name), process.levels, process.prediction_type)
-    except LabError as error:
-        return f"refused: {error}"
-    return "yes"
+    warned = registry is TIMESTEP_SAMPLERS and contradiction(name, process.prediction_type)
+    return "with a warning" if warned else "yes"
 
 
 def equal_noise_table() -> str:
@@ -165,7 +155,7 @@ TABLES = {
     "test-command": lambda: readme_command(1),
     "install": install_command,
     "not-done": not_done,
-    "citation": lambda: f"```bibtex\n{CITATION}\n```",
+    "citation": lambda: f"```bibtex\n{citation()}\n```",
     "schedule-names": schedule_names,
     "common": SCHEDULERS.common_table,
     "schedules": SCHEDULERS.table,
@@ -236,12 +226,15 @@ def options_table(actions: Iterable[argparse.Action], parser: argparse.ArgumentP
 def command_options() -> str:
     """Every command with its options, from the real parsers."""
     training = make_parser("", [FinderConfig])
-    groups = {str(group.title): group for group in training._action_groups if group._group_actions}
-    finder = groups.pop(FinderConfig._argument_group_name)
-    of_groups = [f"#### {_title(name)}\n\n{options_table(group._group_actions, training)}" for name, group in groups.items()]
+    groups = {str(group.title): group._group_actions for group in training._action_groups if group._group_actions}
+    finder = [action for action in training._actions if action.dest in options_of(FinderConfig)]
+    of_groups = [
+        f"#### {_title(name)}\n\n{options_table([each for each in actions if each not in finder], training)}"
+        for name, actions in groups.items()
+    ]
     text = {
         "train": "\n\n".join(of_groups),
-        "find-lr": "All options of `lrlab train`, and these:\n\n" + options_table(finder._group_actions, training),
+        "find-lr": "All options of `lrlab train`, and these:\n\n" + options_table(finder, training),
     }
     subparsers = next(action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
     for name, parser in subparsers.choices.items():
@@ -256,11 +249,10 @@ def _title(name: str) -> str:
 
 
 def python_api() -> str:
-    """All exported names, for mkdocstrings, and the fields of configurations."""
+    """All exported names, for mkdocstrings."""
     homes = diffusers_lrlab._HOMES
     names = sorted(homes, key=lambda name: (name[0].islower(), name.lower()))
-    parts = ((f"::: diffusers_lrlab.{homes[name]}.{name}", field_tables(name)) for name in names)
-    return "\n\n".join(part for of_name in parts for part in of_name if part)
+    return "\n\n".join(f"::: diffusers_lrlab.{homes[name]}.{name}" for name in names)
 
 
 BUILT = {"command-options": command_options, "python-api": python_api}

@@ -25,11 +25,9 @@ SHOWN = {"playground": 1}  # which picture stands for a notebook, if not its fir
 
 def run(path: Path, write: bool) -> bool:
     """Whether a notebook ran to its end."""
-    notebook = nbformat.read(path, as_version=4)
-    resources = {"metadata": {"path": str(path.parent)}}
-    started = time.monotonic()
+    notebook, started = nbformat.read(path, as_version=4), time.monotonic()
     try:
-        NotebookClient(notebook, timeout=TIMEOUT, resources=resources).execute()
+        NotebookClient(notebook, timeout=TIMEOUT, resources={"metadata": {"path": str(path.parent)}}).execute()
     except CellExecutionError as error:
         print(f"{path.name} failed:\n{error}")
         return False
@@ -62,7 +60,7 @@ def _plain(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     return notebook
 
 
-def main() -> int:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", help="of notebooks; all of them if not given")
     parser.add_argument("--write", action="store_true", help="keep the outputs")
@@ -71,8 +69,4 @@ def main() -> int:
     os.environ.update(HF_HUB_OFFLINE="1", MPLBACKEND="module://matplotlib_inline.backend_inline")
     paths = [NOTEBOOKS / f"{name}.ipynb" for name in options.names] or sorted(NOTEBOOKS.glob("*.ipynb"))
     failed = [path for path in paths if not run(path, options.write)]
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(bool(failed))

@@ -38,7 +38,7 @@ def adam(lr=1e-3, **kwargs):
 """
 RECORD = """
 from pathlib import Path
-from diffusers_lrlab.audit.recorder.recorder import Recorder
+from diffusers_lrlab.audit.recorder import Recorder
 recorder = Recorder({folder!r})
 recorder.install()
 """
@@ -87,10 +87,10 @@ def names_of(audit, optimizer=0):
 
 
 ENGINE = """
-import sys, types; sys.modules['deepspeed'] = types.ModuleType('deepspeed')
+import sys, types; sys.modules['deepspeed'] = deepspeed = types.ModuleType('deepspeed')
 class DeepSpeedEngine(torch.nn.Module):
     def __init__(self): super().__init__(); self.optimizer = adam(); engines.append(self)
-engines = []"""
+deepspeed.DeepSpeedEngine, engines = DeepSpeedEngine, []"""
 # A loss scaler skips the first 8 of 100 updates; the statement steps the scheduler or not.
 SCALED = """
 o = adam(); s = OneCycleLR(o, max_lr=1e-3, total_steps=100, pct_start=0.1)

@@ -1,6 +1,5 @@
 """A headless Chromium, driven by its DevTools protocol over a pipe: nothing is needed but the program itself."""
 
-import base64
 import contextlib
 import fcntl
 import importlib.util
@@ -149,11 +148,6 @@ class Chromium:
         )
         return [rule for rule in found if rule[0] not in NOT_OURS]
 
-    def screenshot(self, path, whole=False):
-        """A PNG of the window, or of the whole page."""
-        image = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(image["data"]))
-
 
 def find_axe():
     """The program of axe-core, which `axe-core-python` carries; `None` if that is not installed."""
@@ -167,10 +161,14 @@ PROGRAM, AXE = find_chromium(), find_axe()
 NOT_OURS = {"landmark-unique", "scrollable-region-focusable"}
 
 
-needs_chromium = pytest.mark.skipif(
-    PROGRAM is None, reason=f"no Chromium: LRLAB_CHROMIUM is not set, and none of {', '.join(NAMES)} is on the PATH"
-)
+def _weekly(is_missing, reason):
+    skip = pytest.mark.skipif(is_missing, reason=reason)
+    return lambda test: pytest.mark.weekly(skip(test))
 
-needs_axe = pytest.mark.skipif(
-    PROGRAM is None or AXE is None, reason="no Chromium, or no axe-core: pip install axe-core-python, and see LRLAB_CHROMIUM"
+
+needs_chromium = _weekly(
+    PROGRAM is None, f"no Chromium: LRLAB_CHROMIUM is not set, and none of {', '.join(NAMES)} is on the PATH"
+)
+needs_axe = _weekly(
+    PROGRAM is None or AXE is None, "no Chromium, or no axe-core: pip install axe-core-python, and see LRLAB_CHROMIUM"
 )

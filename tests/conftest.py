@@ -89,7 +89,7 @@ LONG = """
     test_one_clock test_toy2d test_training test_study_stack test_study_runs test_errors
     test_averaged_pipelines test_preflight test_likelihood test_timesteps
     test_study_speedups test_metric_values test_start test_signatures test_in_the_way
-    test_laws test_start_weights test_study_report test_study_rates test_batches test_point_runs test_divergence
+    test_laws test_start_weights test_study_report test_study_tuning test_batches test_point_runs test_divergence
     test_optimizers test_system_errors test_study_read test_launch test_stream_order test_latents test_image_pipeline
     test_width_runs test_diagnostics test_lr_finder test_study_resumed
     test_timestep_errors test_find_lr_hook test_schedules test_timesteps_hook

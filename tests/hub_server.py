@@ -1,9 +1,7 @@
 """A Hugging Face Hub in memory on 127.0.0.1: what huggingface_hub, diffusers and datasets ask of the real one.
 
-Models and data sets; commits, branches and pull requests; files inline or by LFS; privacy, tokens with roles, and
-faults on request. Its large files go the way of LFS: the real Hub's newer storage (Xet) cannot be imitated, and clients must
-not look for it (HF_HUB_DISABLE_XET). Whatever is not served is answered with 501, so that a client's new call is noticed
-rather than mistaken for a missing file.
+Large files go by LFS: the newer storage (Xet) cannot be imitated, and clients must not look for it (HF_HUB_DISABLE_XET).
+Requests that are not served are answered with 501, so that a client's new call is noticed.
 """
 
 import base64
@@ -27,18 +25,12 @@ LARGE = (".safetensors", ".parquet")  # go by LFS, whatever their size
 
 
 class HubError(Exception):
-    """An answer that the client turns into an exception; the code tells it into which."""
-
-    def __init__(self, status, message, code=None):
-        super().__init__(message)
-        self.status, self.message, self.code = status, message, code
+    """An answer that the client turns into an exception; the code tells it into which: (status, message, code)."""
 
 
 @dataclass
 class Fault:
-    """
-    Something that goes wrong at requests whose "METHOD path" matches: a status, a delay, or an answer that breaks off.
-    """
+    """What goes wrong at requests whose "METHOD path" matches: a status, a delay, or an answer that breaks off."""
 
     pattern: str
     status: int | None = None
@@ -48,18 +40,10 @@ class Fault:
     then: object = None  # called when it happens
 
 
-def git_oid(content):
-    """The name git gives to a file; the Hub's ETag, and how a client knows that a file has not changed."""
-    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
-
-
-def is_large(path):
-    return path.endswith(LARGE)
-
-
 def oid_of(path, content):
-    """What the Hub calls the content of a file."""
-    return hashlib.sha256(content).hexdigest() if is_large(path) else git_oid(content)
+    """The Hub's ETag, and how a client knows that a file has not changed: git's name, or the SHA-256 of a large file."""
+    git = hashlib.sha1(b"blob %d\0" % len(content) + content)
+    return (hashlib.sha256(content) if path.endswith(LARGE) else git).hexdigest()
 
 
 @dataclass
@@ -96,10 +80,8 @@ class Repo:
 
 class HubServer:
     """
-    The server, as a context manager.
-
-    `home` is the clients' folder for cache and settings (HF_HOME), and `tokens` the name of the user of each token. `env`
-    makes a subprocess use this server, with the first token; this process has read its own when it imported huggingface_hub.
+    The server, as a context manager. `home` is the clients' HF_HOME, and `tokens` has the user of each token. `env` makes a
+    subprocess use this server, with the first token; this process has read its own when it imported huggingface_hub.
     """
 
     def __init__(self, home, tokens=None):
@@ -185,8 +167,9 @@ class _Handler(BaseHTTPRequestHandler):
                         return action(self, **given)
             raise HubError(501, f"{self.command} {self.path} is not part of this server")
         except HubError as error:
-            headers = {"X-Error-Message": error.message} | ({"X-Error-Code": error.code} if error.code else {})
-            self._send_json({"error": error.message}, error.status, headers)
+            status, message, *code = error.args
+            headers = dict(zip(("X-Error-Message", "X-Error-Code"), (message, *code), strict=False))
+            self._send_json({"error": message}, status, headers)
 
     do_GET = do_HEAD = do_POST = do_DELETE = do_PUT = _answer_request
 
@@ -239,6 +222,9 @@ class _Handler(BaseHTTPRequestHandler):
             raise HubError(403 if self.user else 401, "You have no right to write here")
         return repo
 
+    def _url(self, kind, id):
+        return f"{self.server.hub.url}/{'' if kind == 'models' else kind + '/'}{id}"
+
     def whoami(self):
         if self.user is None:
             raise HubError(401, "Invalid username or password.")
@@ -250,7 +236,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.user is None or not self._may_write(owner):
             raise HubError(403 if self.user else 401, f"You have no right to create a model under {owner!r}")
         repo_id, kind = f"{owner}/{asked['name']}", asked.get("type", "model") + "s"
-        url = f"{self.server.hub.url}/{'' if kind == 'models' else kind + '/'}{repo_id}"
+        url = self._url(kind, repo_id)
         if (kind, repo_id) in self.server.hub.repos:
             return self._send_json({"error": "You already created this model repo", "url": url}, 409)
         # huggingface_hub 1 and later send the first, earlier versions the second.
@@ -271,9 +257,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send_json({})
 
     def validate_yaml(self):
-        """The real one knows every field; this one those that cards of ours have."""
-        asked = json.loads(self.body)
-        errors = [{"message": message} for message in metadata_errors(asked["content"])]
+        errors = [{"message": message} for message in metadata_errors(json.loads(self.body)["content"])]
         self._send_json({"errors": errors, "warnings": []}, 400 if errors else 200)
 
     def preupload(self, kind, id, revision):
@@ -282,7 +266,7 @@ class _Handler(BaseHTTPRequestHandler):
         answers = []
         for path in (file["path"] for file in json.loads(self.body)["files"]):
             oid = oid_of(path, files[path]) if path in files else None
-            mode = "lfs" if is_large(path) else "regular"
+            mode = "lfs" if path.endswith(LARGE) else "regular"
             answers.append({"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
         self._send_json({"files": answers})
 
@@ -321,12 +305,12 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 raise HubError(501, f"{key!r} is not part of this server")
         number = 1 + sum(branch.startswith("refs/pr/") for branch in repo.branches)
-        branch = f"refs/pr/{number}" if is_pr else revision
-        sha = repo.commit(files, message, branch)
-        prefix = f"{self.server.hub.url}/{'' if kind == 'models' else kind + '/'}{id}"
-        pull_request = {"pullRequestUrl": f"{prefix}/discussions/{number}"} if is_pr else {}
-        url = {"commitUrl": f"{prefix}/commit/{sha}"}
-        self._send_json({"success": True, "commitOid": sha, "hookOutput": "", **url, **pull_request})
+        sha = repo.commit(files, message, f"refs/pr/{number}" if is_pr else revision)
+        url = self._url(kind, id)
+        pull_request = {"pullRequestUrl": f"{url}/discussions/{number}"} if is_pr else {}
+        self._send_json(
+            {"success": True, "commitOid": sha, "hookOutput": "", "commitUrl": f"{url}/commit/{sha}"} | pull_request
+        )
 
     def info(self, kind, id, revision="main"):
         repo = self._repo(kind, id)
@@ -341,12 +325,11 @@ class _Handler(BaseHTTPRequestHandler):
         inside = [path for path in sorted(files) if path.startswith(prefix)]
         if folder and not inside:
             raise HubError(404, "Entry not found", "EntryNotFound")
-        if self.query.get("recursive", ["false"])[0].lower() == "true":
-            return self._send_json([_entry(path, files[path]) for path in inside])
-        names = {path.removeprefix(prefix).partition("/")[::2] for path in inside}
-        entries = [_entry(prefix + name, files[prefix + name]) for name, below in sorted(names) if not below]
-        folders = sorted({prefix + name for name, below in names if below})
-        self._send_json(entries + [{"type": "directory", "path": path, "oid": "0" * 40, "size": 0} for path in folders])
+        is_whole = self.query.get("recursive", ["false"])[0].lower() == "true"
+        shown = [path for path in inside if is_whole or "/" not in path.removeprefix(prefix)]
+        folders = {prefix + path.removeprefix(prefix).partition("/")[0] for path in {*inside} - {*shown}}
+        entries = [{"type": "directory", "path": path, "oid": "0" * 40, "size": 0} for path in sorted(folders)]
+        self._send_json([*(_entry(path, files[path]) for path in shown), *entries])
 
     def resolve(self, id, revision, path, kind="models"):
         repo = self._repo(kind, id)
@@ -355,7 +338,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise HubError(404, "Entry not found", "EntryNotFound")
         content = repo.commits[sha][path]
         headers = {"ETag": f'"{oid_of(path, content)}"', "X-Repo-Commit": sha, "Accept-Ranges": "bytes"}
-        if is_large(path):
+        if path.endswith(LARGE):
             headers |= {"X-Linked-Etag": headers["ETag"], "X-Linked-Size": str(len(content))}
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if not asked:
@@ -367,39 +350,21 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _entry(path, content):
     """A file in a listing."""
-    lfs = {"lfs": {"oid": oid_of(path, content), "size": len(content), "pointerSize": 130}} if is_large(path) else {}
-    return {"type": "file", "path": path, "size": len(content), "oid": git_oid(content)} | lfs
-
-
-# Fields of metadata that cards of ours have, with the type or the values of each.
-_FIELDS = {
-    **dict.fromkeys(("library_name", "pretty_name"), str),
-    **dict.fromkeys(("tags", "datasets", "metrics", "model-index", "size_categories", "configs"), list),
-    "license": ("apache-2.0", "mit", "cc-by-4.0"),
-    "pipeline_tag": ("unconditional-image-generation", "other"),
-}
+    lfs = {"lfs": {"oid": oid_of(path, content), "size": len(content), "pointerSize": 130}} if path.endswith(LARGE) else {}
+    return {"type": "file", "path": path, "size": len(content), "oid": oid_of("", content)} | lfs
 
 
 def metadata_errors(content):
-    """What is wrong with the metadata of a card, by the rules that the Hub documents for the fields above."""
-    block = re.match(r"---\n(.*?)\n---\n", content, re.DOTALL)
+    """What is wrong with the metadata of a card, by the client's own reading of them; none is an error, too."""
+    from huggingface_hub import ModelCard
+
     try:
-        data = yaml.safe_load(block[1]) if block else None
-    except yaml.YAMLError as error:
+        card = ModelCard(content)
+    except (ValueError, KeyError, TypeError, yaml.YAMLError) as error:
         return [str(error)]
-    if not isinstance(data, dict) or not data:
-        return ["there is no metadata"]
-    wrong = []
-    for key, value in data.items():
-        kind = _FIELDS.get(key, ())
-        fits = value in kind if isinstance(kind, tuple) else isinstance(value, kind)
-        wrong += [] if fits else [f"{key}: {value!r}"]
-    for result in (result for model in data.get("model-index", []) for result in model["results"]):
-        wrong += [f"a result lacks {key!r}" for key in ("task", "dataset", "metrics") if key not in result]
-        for metric in result.get("metrics", []):
-            wrong += [f"a metric lacks {key!r}" for key in ("type", "value") if key not in metric]
-            wrong += ["a metric says that it is verified"] if metric.get("verified") else []
-        wrong += ["a source has no url"] if "url" not in result.get("source", {"url": ""}) else []
+    wrong = [] if card.data.to_dict() else ["there is no metadata"]
+    for result in card.data.eval_results or []:
+        wrong += ["a metric says that it is verified"] if result.verified else []
     return wrong
 
 

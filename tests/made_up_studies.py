@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from diffusers_lrlab.study.analysis.findings import findings
 from diffusers_lrlab.study.analysis.statistics import compare
+from diffusers_lrlab.study.analysis.summary import findings
 
 PAPER_ARMS = ("constant", "paper_baseline", "step", "exponential", "plateau", "cosine")
 

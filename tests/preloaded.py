@@ -6,12 +6,12 @@ import importlib
 gc.disable()  # imports leave no garbage
 for name in (
     "diffusers_lrlab.run.train",
-    "diffusers_lrlab.run.finish",
+    "diffusers_lrlab.run.record",
     "diffusers_lrlab.training.arguments",
     "diffusers_lrlab.training.trainer",
     "diffusers_lrlab.cli.main",
     "diffusers_lrlab.hub.card",
-    "diffusers_lrlab.preflight.run",
+    "diffusers_lrlab.preflight.checks",
     "diffusers.models.unets.unet_2d",
     "diffusers.pipelines.ddpm.pipeline_ddpm",
     # What a run imports only when it comes to its data, its pictures and its card.
@@ -20,12 +20,12 @@ for name in (
     "matplotlib.figure",
     "matplotlib.backends.backend_agg",
     "diffusers_lrlab.diagnostics.plot",
-    "diffusers_lrlab.evaluation.evaluate",
+    "diffusers_lrlab.evaluation.metrics",
     "diffusers_lrlab.models.networks",
     "diffusers_lrlab.objective.processes",
     "diffusers_lrlab.optimizers.layers",
     "diffusers_lrlab.training.plots",
-    "diffusers_lrlab.training.results.images",
+    "diffusers_lrlab.training.results",
     "huggingface_hub.repocard",
     "transformers.hf_argparser",
 ):

@@ -26,22 +26,7 @@ from diffusers_lrlab.training.arguments import parse_arguments, parse_with
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Programs of others, whose arguments are theirs.
-OTHERS = {
-    "pip",
-    "git",
-    "hf",
-    "cmp",
-    "mkdocs",
-    "ruff",
-    "codespell",
-    "mypy",
-    "lint-imports",
-    "source",
-    "cd",
-    "trackio",
-    "deepspeed",
-    "simpletuner",
-}
+OTHERS = "pip git hf cmp mkdocs ruff codespell mypy lint-imports source cd trackio deepspeed simpletuner".split()
 
 
 @dataclass(frozen=True)
@@ -71,6 +56,11 @@ def blocks(*languages):
 def block_with(text, *languages):
     """The first block that contains a text."""
     return next(block for block in blocks(*languages) if text in block.code)
+
+
+def anchor(title):
+    """The anchor of a heading, as GitHub and the site make it."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-")
 
 
 def questions():

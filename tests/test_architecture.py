@@ -28,7 +28,7 @@ from diffusers_lrlab.run.train import train
 from diffusers_lrlab.study.kind_settings import KIND_SETTINGS, KindSettings
 from diffusers_lrlab.study.run import run_study
 from diffusers_lrlab.study.spec.reading import load_spec
-from diffusers_lrlab.training.kinds.base import KINDS, DataKind, row_for
+from diffusers_lrlab.training.kinds import KINDS, DataKind, row_for
 from diffusers_lrlab.training.results import Results
 
 DIMENSION = 5

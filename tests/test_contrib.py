@@ -15,8 +15,7 @@ import torch
 
 from diffusers_lrlab import lr_curve
 from diffusers_lrlab.core.spec import parse_spec
-from diffusers_lrlab.diffusers_plugin.host.faults import find_faults
-from diffusers_lrlab.diffusers_plugin.host.source import HostScript
+from diffusers_lrlab.diffusers_plugin.host.source import HostScript, find_faults
 from diffusers_lrlab.schedules.expected import schedule_curves
 from diffusers_lrlab.schedules.registries import COOLDOWNS
 from diffusers_lrlab.schedules.schedule import resolve_schedule
@@ -45,6 +44,9 @@ SAME = {
     ],
     "demon": [({}, "demon"), ({"scale_lr": True}, "mdlrc")],
 }
+
+
+LAZY = ["lazy_dynamo", "lazy_models"]
 
 
 def apply(patch, folder, only):
@@ -111,13 +113,40 @@ def test_arguments_that_a_schedule_lacks_are_refused(patched):
 
 def test_each_patch_has_the_text_of_its_pull_request():
     patches = {path.stem for path in CONTRIB.glob("*.patch")}
-    assert patches == {*SAME, "lr_clock"}
+    assert patches == {*SAME, *LAZY, "lr_clock"}
     for name in patches:
         text = (CONTRIB / f"{name}.md").read_text(encoding="utf-8")
         assert re.match(r"# \w", text)
         assert {line for line in text.splitlines() if line.startswith("## ")} >= {"## What does this PR do?"}
     for spec in (spec for rows in SAME.values() for _, spec in rows):
         parse_spec(spec)
+
+
+IMPORTS = """
+import sys
+from diffusers import DDPMScheduler, ModelMixin
+assert "torch._dynamo" not in sys.modules
+from diffusers import UNet2DModel
+assert not {"peft", "scipy", "diffusers.models.transformers.transformer_flux"} & set(sys.modules)
+from diffusers.models import transformers, unets
+from diffusers.models.transformers import transformer_flux
+names = [(package, name) for package in (transformers, unets) for name in package.__all__]
+assert len(names) > 100
+for package, name in names:
+    getattr(package, name)
+"""
+
+
+@pytest.mark.slow
+def test_imports_are_lazy_with_the_patches(tmp_path):
+    """In a copy of the installed diffusers."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(diffusers.__file__).parent, tmp_path / "src/diffusers", ignore=ignored)
+    for patch in LAZY:
+        apply(patch, tmp_path, "src/*")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "src")}
+    done = subprocess.run([sys.executable, "-c", IMPORTS], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif("DIFFUSERS_CHECKOUT" not in os.environ, reason="DIFFUSERS_CHECKOUT names no checkout of diffusers")

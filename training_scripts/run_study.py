@@ -8,9 +8,9 @@ The same as `lrlab study run`. Presets: `lrlab study list`.
 
 import sys
 
-from diffusers_lrlab.cli.output import add_import
+from diffusers_lrlab.cli import add_import
 from diffusers_lrlab.cli.study import add_run_arguments, run
-from diffusers_lrlab.core.flags import TextParser
+from diffusers_lrlab.core.options import TextParser
 from diffusers_lrlab.core.plugins import load_plugins
 from diffusers_lrlab.core.program import exit_status
 

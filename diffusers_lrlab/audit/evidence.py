@@ -19,7 +19,7 @@ class AuditedOptimizer:
 
     number: int
     name: str = "optimizer"
-    columns: list[int] = field(default_factory=list)  # of the groups that exist, in their order
+    num_groups: int = 0  # now
     group_sizes: list[int] = field(default_factory=list)  # parameters of every group that ever existed
     dtypes: list[str | None] = field(default_factory=list)  # of learning rates that are tensors
     weights: str = "Parameter"  # their class
@@ -68,7 +68,7 @@ class AuditedOptimizer:
         """`(updates, groups)`: whether the optimizer had a parameter group."""
         found = np.zeros((self.num_updates, len(self.group_sizes)), bool)
         for row, record in zip(found, self.rows, strict=True):
-            row[record["columns"]] = True
+            row[: record["groups"]] = True
         return found
 
     def of_groups(self, key: str) -> np.ndarray:
@@ -79,7 +79,7 @@ class AuditedOptimizer:
             if isinstance(given, str):
                 given = np.frombuffer(bytes.fromhex(given))
             if given is not None:
-                row[record["columns"]] = np.array(given, float)
+                row[: record["groups"]] = np.array(given, float)
         return values
 
     def equal_groups(self, *values: np.ndarray) -> list[list[int]]:
@@ -222,17 +222,15 @@ def _take(process: AuditedProcess, record: dict[str, Any]) -> None:
     if "o" in record:
         found = optimizer(record["o"])
         scheduler = found.scheduler and found.scheduler["number"]
-        found.rows.append({**record, "columns": found.columns, "scheduler": scheduler})
+        found.rows.append({**record, "groups": found.num_groups, "scheduler": scheduler})
     elif "made" in record:
         optimizer(record["made"]).name = record["name"]
     elif "optimizer" in record:
         found = optimizer(record["optimizer"])
-        found.name, found.columns, found.weights = record["name"], record["columns"], record["weights"]
+        found.name, found.weights, found.num_groups = record["name"], record["weights"], len(record["groups"])
         found.adapts, found.scheduler = record["adapts"], record["scheduler"]
-        num_new = max(found.columns, default=-1) + 1 - len(found.group_sizes)
-        found.group_sizes, found.dtypes = found.group_sizes + [0] * num_new, found.dtypes + [None] * num_new
-        for column, size, dtype in zip(found.columns, record["groups"], record["dtypes"], strict=True):
-            found.group_sizes[column], found.dtypes[column] = size, dtype
+        found.group_sizes = record["groups"] + found.group_sizes[found.num_groups :]
+        found.dtypes = record["dtypes"] + found.dtypes[found.num_groups :]
     elif "header" in record:
         process.header, process.rank = record["header"], record["header"]["rank"]
     elif "skipped" in record:

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.plotting import COLORS, DARK, GREY, ORANGE, new_figure, plain_axes, save_figure
+from ..core.plotting import BLUE, COLORS, DARK, GREY, new_figure, plain_axes, save_figure
 from ..core.words import counted, times
 from .evidence import AuditedOptimizer, Finding
-from .expected import Comparison, Expectation
-from .result import Audit, Section
+from .result import Audit, Comparison, Expectation, Section
 
 _MAX_LINES = 9  # and one that names the files
 _MAX_OPTIMIZERS = 3  # in the text
@@ -52,15 +51,13 @@ def lines_of(audit: Audit) -> list[str]:
         (finding, section) for section in shown for finding in section.findings if not _is_repeated(finding, section, shown)
     ]
     findings.sort(key=lambda pair: not pair[0].is_problem)
-    room = _MAX_LINES - len(lines)
-    if len(findings) > room:
-        room -= 1
+    room = max(_MAX_LINES - len(lines), 0)
+    room -= 0 < room < len(findings)
     for finding, section in findings[:room]:
         name = f" ({_title(section.optimizer, shown)})" if len(shown) > 1 else ""
         lines.append(f"{'Problem' if finding.is_problem else 'Note'}{name}: {finding.text}")
-    if hidden := len(findings) - max(room, 0):
-        if hidden > 0:
-            lines.append(f"{counted(hidden, 'more finding')} in lr_audit.json.")
+    if len(findings) > room:
+        lines.append(f"{counted(len(findings) - room, 'more finding')} in lr_audit.json.")
     return lines
 
 
@@ -192,7 +189,7 @@ def plot_audit(audit: Audit, path: Path) -> None:
         if key == "lr":
             _draw_lr(axes, section, len(audit.sections) > 1)
         else:
-            axes.plot(*_thinned(_momentum(section)), color=ORANGE, linewidth=1.2)
+            axes.plot(*_thinned(_momentum(section)), color=BLUE, linewidth=1.6)
             axes.set_ylabel("momentum")
     rows[-1].set_xlabel("update")
     save_figure(figure, path)
@@ -216,9 +213,8 @@ def _draw_lr(axes: Any, section: Section, shows_name: bool) -> None:
         label = "ran" if len(different) == 1 else f"ran, group {index}"
         axes.plot(*_thinned(lr[:, index]), color=color, linewidth=1.6, label=label)
     if section.comparison is not None:
-        axes.plot(
-            *_thinned(section.comparison.lr[:, different[0]]), color=ORANGE, linewidth=1.2, linestyle="--", label="expected"
-        )
+        expected = section.comparison.lr[:, different[0]]
+        axes.plot(*_thinned(expected), color=DARK, linewidth=1.2, linestyle="--", label="expected")
     positions, length = section.optimizer.positions, section.evidence.length
     if length and (ended := np.flatnonzero(positions >= length)).size:
         axes.axvline(ended[0], color=GREY, linestyle=":", linewidth=1.2, label="end of the schedule")

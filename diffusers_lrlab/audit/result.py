@@ -1,23 +1,21 @@
-"""The result of an audit: its diagnoses, its comparisons and the file `lr_audit.json`."""
+"""The result of an audit: diagnoses of each optimizer, and the comparison with a schedule (`--expect`)."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from math import isfinite
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from diffusers_lrlab.schedules.schedule import resolve_schedule
+
 from ..core.errors import LabError
-from ..core.files import atomic_file
+from ..schedules.audit import TOLERANCE, deviation
+from ..schedules.expected import resolve_length, schedule_curves
+from ..schedules.schedule import Schedule
 from . import of_schedules, of_updates
 from .evidence import AuditedOptimizer, AuditedProcess, Evidence, Finding
-from .expected import Comparison, Expectation, compare
 
-FORMAT_VERSION = 1
 # A diagnosis looks at the evidence and returns a finding or `None`. A new one is a row here.
 DIAGNOSES: tuple[Callable[[Evidence], Finding | None], ...] = (
     of_schedules.not_finite,
@@ -45,9 +43,44 @@ DIAGNOSES: tuple[Callable[[Evidence], Finding | None], ...] = (
     of_schedules.unseen_steps,
     of_schedules.engine_hides,
 )
-
-
 _OF_LENGTH = ("too_long", "rose_after_end", "too_short", "still_warming_up", "over_early", "high_at_end")
+_TOLERANCES = {None: TOLERANCE, "torch.float64": TOLERANCE, "torch.float32": 1e-6}
+_COARSE = 1e-2  # of learning rates in bfloat16 or float16
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """A schedule by which the optimizers of a program should have been updated."""
+
+    spec: str
+    num_updates: int | None = None  # of the whole run; otherwise as many as ran
+    num_warmup_steps: float = 0
+    learning_rate: float | None = None  # the peak; otherwise the highest rate of each group
+    beta1: float | None = None  # of the optimizer, if the schedule sets the momentum; otherwise the highest one
+
+    def check(self) -> None:
+        """Raises a `LabError`, before the program is started, for a schedule that cannot be compared."""
+        schedule = resolve_schedule(self.spec)
+        if schedule.follows_metric:
+            raise LabError(f"--expect {self.spec}: must be a function of the clock, got a schedule that follows a loss.")
+        if self.num_updates is not None:
+            schedule_curves(schedule, self.learning_rate or 1.0, self.beta1 or 0.9, self.num_warmup_steps, self.num_updates)
+        elif self.num_warmup_steps < 1:
+            resolve_length(schedule, self.num_warmup_steps, 1)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result for one optimizer."""
+
+    lr: np.ndarray  # expected, `(updates, groups)`
+    largest_deviation: float  # of the learning rate relative to its peak, or of the momentum
+    first_deviating_update: int | None
+    first_update: int  # of the run, that the program did: not 0 after a resume
+
+    @property
+    def holds(self) -> bool:
+        return self.first_deviating_update is None
 
 
 @dataclass(frozen=True)
@@ -96,8 +129,6 @@ def make_audit(command: list[str], status: int, processes: list[AuditedProcess],
             comparison = None if expectation is None else compare(optimizer, expectation)
         except LabError as error:  # known only now, since it depends on the updates that ran
             not_compared = str(error)
-        except Exception as error:
-            not_compared = f"{type(error).__name__}: {error}"
         sections.append(Section(optimizer, evidence, diagnose(evidence), comparison, not_compared))
     return Audit(command, status, processes, sections, expectation, _differing(processes))
 
@@ -136,83 +167,53 @@ def _guarded(diagnosis: Callable[[Evidence], Finding | None], seen: Evidence) ->
     return finding and replace(finding, name=name)
 
 
-# --- file ---------------------------------------------------------------------------------------------------------------
+# --- expected and applied learning rates ------------------------------------------------------------------------------
 
 
-def as_json(audit: Audit) -> dict[str, Any]:
-    """The content of `lr_audit.json`."""
-    main = audit.processes[0] if audit.processes else AuditedProcess()
-    return {
-        "version": FORMAT_VERSION,
-        "command": audit.command,
-        "status": audit.status,
-        "torch": main.header.get("torch"),
-        "python": main.header.get("python"),
-        "num_processes": len([each for each in audit.processes if each.stepped]),
-        "differing_process": audit.differing_process and dict(zip(("rank", "update"), audit.differing_process, strict=True)),
-        "error": (main.end or {}).get("error"),
-        "engines": (main.end or {}).get("engines", []),
-        "discarded_backward_passes": sum(main.discarded),
-        "expected": audit.expectation and asdict(audit.expectation),
-        "as_expected": None if audit.expectation is None else audit.holds,
-        "optimizers": [_section_as_json(section) for section in audit.sections],
-    }
+def compare(optimizer: AuditedOptimizer, expectation: Expectation) -> Comparison:
+    """Compares each update of an optimizer with the schedule."""
+    schedule = resolve_schedule(expectation.spec)
+    lr, momenta = optimizer.lr, optimizer.of_groups("m")
+    first = _first_update(optimizer)
+    total = first + len(lr) if expectation.num_updates is None else expectation.num_updates
+    expected, off = np.zeros_like(lr), np.zeros(len(lr))
+    updates = np.minimum(first + np.arange(len(lr)), total - 1)  # after its end, a schedule stays where it is
+    for group, (applied, exists) in enumerate(zip(lr.T, optimizer.exists.T, strict=True)):
+        peak = _peak(schedule, applied, expectation, total, updates[exists])
+        beta1 = expectation.beta1 if expectation.beta1 is not None else np.nanmax(momenta[:, group], initial=0.0)
+        curve, beta_curve = schedule_curves(schedule, peak, float(beta1), expectation.num_warmup_steps, total)
+        expected[:, group] = np.where(exists, curve[updates], np.nan)
+        tolerance = _TOLERANCES.get(optimizer.dtypes[group], _COARSE)
+        wrong = _above(tolerance, deviation(applied, curve[updates], peak))
+        if schedule.sets_momentum:
+            wrong = np.maximum(wrong, _above(TOLERANCE, deviation(momenta[:, group], beta_curve[updates])))
+        off = np.maximum(off, np.where(exists, wrong, 0.0))
+    deviating = np.flatnonzero(off)
+    first_wrong = first + int(deviating[0]) if len(deviating) else None
+    if first + len(lr) > total and first_wrong is None:
+        first_wrong = total  # more updates than told
+    return Comparison(expected, float(off.max(initial=0.0)), first_wrong, first)
 
 
-def _section_as_json(section: Section) -> dict[str, Any]:
-    optimizer, comparison = section.optimizer, section.comparison
-    scheduler = optimizer.scheduler and {
-        **{key: optimizer.scheduler[key] for key in ("name", "length", "warmup")},
-        "steps_per_update": optimizer.steps_per_update,
-    }
-    return {
-        "name": optimizer.name,
-        "num_updates": optimizer.num_updates,
-        "skipped_updates": optimizer.skipped,
-        "scheduler": scheduler,
-        "groups": _groups_as_json(optimizer, comparison),
-        "backward_passes": _numbers(optimizer.column("b"), int),
-        "scheduler_steps": _numbers(optimizer.column("s"), int),
-        "gradient_norm": _numbers(optimizer.column("n"), _seven_digits),
-        "max_gradient_norm": _numbers(optimizer.column("c")),
-        "findings": [asdict(finding) for finding in section.findings],
-        "comparison": comparison
-        and {
-            "first_update": comparison.first_update,
-            "largest_deviation": comparison.largest_deviation,
-            "first_deviating_update": comparison.first_deviating_update,
-        },
-    }
+def _above(tolerance: float, deviations: np.ndarray) -> np.ndarray:
+    """Deviations above the tolerance, others as 0; 1 where a value is not known."""
+    off = np.nan_to_num(deviations, nan=1.0)
+    return np.where(off > tolerance, off, 0.0)
 
 
-def _groups_as_json(optimizer: AuditedOptimizer, comparison: Comparison | None) -> list[dict[str, Any]]:
-    """Parameter groups, those with the same values at every update as one entry."""
-    lr, momentum = optimizer.lr, optimizer.of_groups("m")
-    return [
-        {
-            "indices": indices,
-            "num_parameters": sum(optimizer.group_sizes[index] for index in indices),
-            "dtype": optimizer.dtypes[indices[0]],
-            "lr": _numbers(lr[:, indices[0]]),
-            "momentum": _numbers(momentum[:, indices[0]]),
-            "expected_lr": None if comparison is None else _numbers(comparison.lr[:, indices[0]]),
-        }
-        for indices in optimizer.equal_groups(lr, momentum)
-    ]
+def _first_update(optimizer: AuditedOptimizer) -> int:
+    """The updates before a resume: those that the optimizer has counted, or by the scheduler's position at its first one."""
+    if optimizer.own_count:
+        return optimizer.own_count
+    position = optimizer.column("s")[0] - (optimizer.early_steps if optimizer.own_count == 0 else 0)
+    return round(position / max(optimizer.steps_per_update, 1.0)) if np.isfinite(position) and position > 0 else 0
 
 
-def _numbers(values: np.ndarray, as_number: Callable[[float], float] = float) -> list[float | None] | None:
-    """`None` for numbers that are not known, or for all if none is."""
-    if not np.isfinite(values).any():
-        return None
-    return [as_number(value) if isfinite(value) else None for value in values.tolist()]
-
-
-def _seven_digits(value: float) -> float:
-    """Those of float32, to keep the file of a long run small."""
-    return float(f"{value:.7g}")
-
-
-def write_json(audit: Audit, path: Path) -> None:
-    with atomic_file(path) as temporary:
-        temporary.write_text(json.dumps(as_json(audit), allow_nan=False, separators=(",", ":")) + "\n", encoding="utf-8")
+def _peak(schedule: Schedule, applied: np.ndarray, expectation: Expectation, total: int, updates: np.ndarray) -> float:
+    if expectation.learning_rate is not None:
+        return expectation.learning_rate
+    highest = float(np.nanmax(applied, initial=0.0))
+    # Of a schedule that rises above the optimizer's rate, or does not reach it at these updates.
+    curve = schedule_curves(schedule, 1.0, expectation.beta1 or 0.9, expectation.num_warmup_steps, total)[0]
+    top = float(curve[updates].max(initial=0.0))
+    return highest / top if top else highest

@@ -1,8 +1,9 @@
-"""Runs a program with the recorder in all its Python processes, and reports when it has ended."""
+"""Runs a program with the recorder in all its Python processes; reports, and writes `lr_audit.json`, when it has ended."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import signal
@@ -11,18 +12,22 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ..core.environment import MissingExtra
 from ..core.errors import LabError
-from ..core.extras import MissingExtra
-from ..core.files import remove
-from ..core.ranges import COUNT, POSITIVE, Range
-from .evidence import read_processes
-from .expected import Expectation
+from ..core.files import atomic_file
+from ..core.values import COUNT, POSITIVE, Range
+from .evidence import AuditedOptimizer, AuditedProcess, read_processes
 from .report import lines_of, plot_audit
-from .result import Audit, make_audit, write_json
+from .result import Audit, Comparison, Expectation, Section, make_audit
+
+FORMAT_VERSION = 1
 
 _STARTUP = Path(__file__).with_name("startup")
 _RECORDS = "LRLAB_AUDIT"  # the folder of records, in the environment of the program
@@ -125,33 +130,99 @@ def _signals_passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _report(command: list[str], status: int, records: Path, options: AuditOptions) -> int:
-    """Writes the file, prints the report and draws the plot, in this order: each without the others if they fail."""
     audit = make_audit(command, status, read_processes(records), options.expectation)
+    sys.stderr.write("\n".join(lines_of(audit)) + "\n")
     data, plot = options.out / "lr_audit.json", options.out / "lr_audit.png"
-    failures = [_failure(data.name, lambda: write_json(audit, data))]
-    failures.append(_failure("The report", lambda: sys.stderr.write("\n".join(lines_of(audit)) + "\n")))
-    no_plot = _failure(plot.name, lambda: _plot(audit, plot))
-    files = [
-        str(path) for path, is_written in ((plot, audit.sections and not no_plot), (data, not failures[0])) if is_written
-    ]
-    written = [f"Wrote {' and '.join(files)}."] if files else []
-    sys.stderr.write(" ".join([*written, *filter(None, [*failures, no_plot])]) + "\n")
-    return status or int(not audit.holds or any(failures))
-
-
-def _plot(audit: Audit, path: Path) -> None:
-    if path.exists():
-        remove(path)  # of an earlier audit
+    write_json(audit, data)
+    plot.unlink(missing_ok=True)  # of an earlier audit
+    written, no_plot = str(data), ""
     if audit.sections:
-        plot_audit(audit, path)
+        try:
+            plot_audit(audit, plot)
+            written = f"{plot} and {data}"
+        except MissingExtra as error:
+            no_plot = f" {error}"
+    sys.stderr.write(f"Wrote {written}.{no_plot}\n")
+    return status or int(not audit.holds)
 
 
-def _failure(name: str, part: Callable[[], Any]) -> str | None:
-    """Does a part of an audit, and says why it failed, if it did."""
-    try:
-        part()
+# --- lr_audit.json ------------------------------------------------------------------------------------------------------
+
+
+def as_json(audit: Audit) -> dict[str, Any]:
+    """The content of `lr_audit.json`."""
+    main = audit.processes[0] if audit.processes else AuditedProcess()
+    return {
+        "version": FORMAT_VERSION,
+        "command": audit.command,
+        "status": audit.status,
+        "torch": main.header.get("torch"),
+        "python": main.header.get("python"),
+        "num_processes": len([each for each in audit.processes if each.stepped]),
+        "differing_process": audit.differing_process and dict(zip(("rank", "update"), audit.differing_process, strict=True)),
+        "error": (main.end or {}).get("error"),
+        "engines": (main.end or {}).get("engines", []),
+        "discarded_backward_passes": sum(main.discarded),
+        "expected": audit.expectation and asdict(audit.expectation),
+        "as_expected": None if audit.expectation is None else audit.holds,
+        "optimizers": [_section_as_json(section) for section in audit.sections],
+    }
+
+
+def _section_as_json(section: Section) -> dict[str, Any]:
+    optimizer, comparison = section.optimizer, section.comparison
+    scheduler = optimizer.scheduler and {
+        **{key: optimizer.scheduler[key] for key in ("name", "length", "warmup")},
+        "steps_per_update": optimizer.steps_per_update,
+    }
+    return {
+        "name": optimizer.name,
+        "num_updates": optimizer.num_updates,
+        "skipped_updates": optimizer.skipped,
+        "scheduler": scheduler,
+        "groups": _groups_as_json(optimizer, comparison),
+        "backward_passes": _numbers(optimizer.column("b"), int),
+        "scheduler_steps": _numbers(optimizer.column("s"), int),
+        "gradient_norm": _numbers(optimizer.column("n"), _seven_digits),
+        "max_gradient_norm": _numbers(optimizer.column("c")),
+        "findings": [asdict(finding) for finding in section.findings],
+        "comparison": comparison
+        and {
+            "first_update": comparison.first_update,
+            "largest_deviation": comparison.largest_deviation,
+            "first_deviating_update": comparison.first_deviating_update,
+        },
+    }
+
+
+def _groups_as_json(optimizer: AuditedOptimizer, comparison: Comparison | None) -> list[dict[str, Any]]:
+    """Parameter groups, those with the same values at every update as one entry."""
+    lr, momentum = optimizer.lr, optimizer.of_groups("m")
+    return [
+        {
+            "indices": indices,
+            "num_parameters": sum(optimizer.group_sizes[index] for index in indices),
+            "dtype": optimizer.dtypes[indices[0]],
+            "lr": _numbers(lr[:, indices[0]]),
+            "momentum": _numbers(momentum[:, indices[0]]),
+            "expected_lr": None if comparison is None else _numbers(comparison.lr[:, indices[0]]),
+        }
+        for indices in optimizer.equal_groups(lr, momentum)
+    ]
+
+
+def _numbers(values: np.ndarray, as_number: Callable[[float], float] = float) -> list[float | None] | None:
+    """`None` for numbers that are not known, or for all if none is."""
+    if not np.isfinite(values).any():
         return None
-    except MissingExtra as error:
-        return str(error)
-    except Exception as error:
-        return f"{name} could not be written: {type(error).__name__}: {error}."
+    return [as_number(value) if isfinite(value) else None for value in values.tolist()]
+
+
+def _seven_digits(value: float) -> float:
+    """Those of float32, to keep the file of a long run small."""
+    return float(f"{value:.7g}")
+
+
+def write_json(audit: Audit, path: Path) -> None:
+    with atomic_file(path) as temporary:
+        temporary.write_text(json.dumps(as_json(audit), allow_nan=False, separators=(",", ":")) + "\n", encoding="utf-8")

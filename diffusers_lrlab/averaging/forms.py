@@ -7,7 +7,7 @@ import numpy as np
 from typing_extensions import Self
 
 from ..core.errors import LabError, must_be
-from ..core.registered import Unusable, real_values
+from ..core.plugins import Unusable, real_values
 from ..core.registry import Parameter, Registry
 from ..core.spec import format_spec, resolve_spec
 
@@ -81,7 +81,7 @@ def constant(since: Any, every: int, decay: float) -> np.ndarray | float:
             "images_per_update",
             int,
             None,
-            "effective batch size; filled in by `lrlab train` and in most scripts",
+            "effective batch size; known in `lrlab train`, elsewhere required",
             "[1, 1e9]",
         ),
     ),

@@ -2,19 +2,36 @@
 
 A power-function average weighs the weights after update t of T by (gamma + 1) t^gamma / T^(gamma + 1), its profile. The
 profile of another width or a later update is close to a linear combination of stored ones, so the same combination of the
-stored averages is close to the average that was never run.
+stored averages is close to the average that was never run. A snapshot is a folder:
+
+update-00000500/averages.safetensors   "WIDTH/PARAMETER" for each width and averaged parameter
+update-00000500/snapshot.json          update and widths
+update-00000500/manifest.json          sizes and SHA-256
 """
 
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..core.errors import LabError, must_be
+from ..core.files import atomic_folder, number_in, write_text
+from ..core.manifest import find_damage, write_manifest
 from ..core.words import counted
 from .forms import gamma_of_width
 
+if TYPE_CHECKING:
+    import torch
+
 # Beyond it, stored profiles of widths around 0.1 fit badly: EDM2, and the table in docs/reference/averages.md.
 WIDEST_RELIABLE = 0.25
+_WEIGHTS, _FACTS = "averages.safetensors", "snapshot.json"
+_DTYPES = {"float32": "float32", "bf16": "bfloat16"}  # torch's names
 
 
 @dataclass(frozen=True)
@@ -25,11 +42,11 @@ class Profiles:
     gammas: np.ndarray
 
     @classmethod
-    def of_widths(cls, ends: list[int], widths: list[float]) -> "Profiles":
+    def of_widths(cls, ends: list[int], widths: list[float]) -> Profiles:
         """Profiles of relative widths, `sigma_rel`."""
         return cls(np.asarray(ends, np.float64), np.array([gamma_of_width(width) for width in widths]))
 
-    def __getitem__(self, chosen: np.ndarray) -> "Profiles":
+    def __getitem__(self, chosen: np.ndarray) -> Profiles:
         return Profiles(self.ends[chosen], self.gammas[chosen])
 
 
@@ -92,18 +109,90 @@ def check_target(width: float, stored: list[float], name: str = "--sigma_rel") -
     )
 
 
-def snapshot_updates(num_updates: int, count: int, start_update: int = 0, update_every: int = 1) -> list[int]:
+def snapshot_updates(num_updates: int, snapshots: int, start_update: int = 0, update_every: int = 1, **_: Any) -> list[int]:
     """
-    Equally spaced updates of `count` snapshots of a run, the last one at its end, each just after an update of the average;
-    a `LabError` if the run is too short.
+    Equally spaced updates of the `snapshots` of a run, by the parameters of `posthoc`. The last one is at its end, and each
+    is just after an update of the average; a `LabError` if the run is too short.
     """
     averaged = num_updates - start_update
-    found = [start_update + averaged * index // count for index in range(1, count + 1)]
+    found = [start_update + averaged * index // snapshots for index in range(1, snapshots + 1)]
     found = [update - update % update_every for update in found]
-    if averaged < 1 or len({*found}) < count or found[0] <= start_update:
+    if averaged < 1 or len({*found}) < snapshots or found[0] <= start_update:
         hint = "lower snapshots of --ema posthoc, its start_update or update_every, or train for longer"
         raise LabError(
-            f"--ema posthoc takes {count} snapshots, at different updates after update {start_update}, and the run has "
+            f"--ema posthoc takes {snapshots} snapshots, at different updates after update {start_update}, and the run has "
             f"{counted(num_updates, 'update')}. Hint: {hint}."
         )
     return found
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One snapshot in a folder."""
+
+    folder: Path
+    update: int
+    end: int  # updates in its averages, the end of their profiles
+    sigma_rels: list[float]
+
+    def read(self, coefficients: Sequence[float], into: dict[str, torch.Tensor]) -> None:
+        """Adds the averages of all widths, times a coefficient each, to the float32 tensors `into`, by parameter."""
+        from safetensors import safe_open
+
+        with safe_open(self.folder / _WEIGHTS, "pt") as file:
+            for width, coefficient in zip(self.sigma_rels, coefficients, strict=True):
+                for name, total in into.items():
+                    total.add_(file.get_tensor(f"{width:g}/{name}").float(), alpha=float(coefficient))
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each parameter."""
+        from safetensors import safe_open
+
+        prefix = f"{self.sigma_rels[0]:g}/"
+        with safe_open(self.folder / _WEIGHTS, "pt") as file:
+            names = [name for name in file.keys() if name.startswith(prefix)]  # it is no mapping
+            return {name.removeprefix(prefix): tuple(file.get_slice(name).get_shape()) for name in names}
+
+
+def write_snapshot(
+    folder: Path, update: int, end: int, averages: Mapping[float, Mapping[str, torch.Tensor]], dtype: str
+) -> None:
+    """Writes the averages after an update by width and parameter into `update-NUMBER`, whole or not at all."""
+    import torch
+    from safetensors.torch import save_file
+
+    precision = getattr(torch, _DTYPES[dtype])
+    tensors = {
+        f"{width:g}/{name}": value.detach().to("cpu", precision).contiguous()
+        for width, weights in averages.items()
+        for name, value in weights.items()
+    }
+    with atomic_folder(folder / f"update-{update:08d}") as temporary:
+        save_file(tensors, temporary / _WEIGHTS)
+        write_text(temporary / _FACTS, json.dumps({"update": update, "end": end, "sigma_rels": list(averages)}))
+        write_manifest(temporary)
+
+
+def snapshots_in(folder: Path) -> list[Path]:
+    """The folders of snapshots, oldest first; they may be damaged."""
+    numbered = [(number_in(path.name, "update-"), path) for path in folder.glob("update-*") if path.is_dir()]
+    return [path for _, path in sorted((number, path) for number, path in numbered if number is not None)]
+
+
+def read_snapshots(folder: Path) -> list[Snapshot]:
+    """All snapshots in a folder, oldest first; a `LabError` for a damaged one."""
+    found = []
+    for path in snapshots_in(folder):
+        if damage := find_damage(path):
+            raise LabError(
+                f"The snapshot {path.name} is damaged: {damage}. Hint: restore it from a copy, or remove its folder."
+            )
+        facts = json.loads((path / _FACTS).read_text(encoding="utf-8"))
+        found.append(Snapshot(path, facts["update"], facts["end"], facts["sigma_rels"]))
+    return found
+
+
+def profiles_of(snapshots: list[Snapshot]) -> Profiles:
+    """The profiles of all averages, snapshot by snapshot and by width in each."""
+    ends = [snapshot.end for snapshot in snapshots for _ in snapshot.sigma_rels]
+    return Profiles.of_widths(ends, [width for snapshot in snapshots for width in snapshot.sigma_rels])

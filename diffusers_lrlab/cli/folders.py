@@ -1,12 +1,15 @@
-"""Commands on finished folders: `lrlab check`, `push` and `pull`."""
+"""Commands on folders: `lrlab check`, `push` and `pull` of results, `lrlab data export` and `encode` of data sets."""
 
 import argparse
 import shlex
 from pathlib import Path
+from typing import Any
 
-from ..core.errors import LabError
-from ..core.extras import require_extra
-from .output import announce_loading, say, say_json
+from ..core.environment import require_extra
+from ..core.errors import LabError, did_you_mean, must_be
+from ..core.values import Range
+from ..core.words import counted
+from . import announce_loading, say, say_json
 
 
 def check_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +40,6 @@ def push_arguments(parser: argparse.ArgumentParser) -> None:
     add("--revision", metavar="BRANCH", default="main", help="Branch, created if it is missing (default: %(default)s).")
     add("--create_pr", action="store_true", help="Open a pull request in an existing repository.")
     add("--message", metavar="TEXT", help="Message of the commit (default: the command that made the result).")
-    add("--unfinished", action="store_true", help="Upload a run that has not finished.")
 
 
 def push(options: argparse.Namespace) -> None:
@@ -50,7 +52,7 @@ def push(options: argparse.Namespace) -> None:
     if options.message is not None and not options.message.strip():
         raise LabError("--message '' is empty. Leave it out, or say what changed.")
     target = Target(options.repo_id, private=options.private, revision=options.revision, create_pr=options.create_pr)
-    say(f"Uploaded: {push_folder(options.dir, target, options.message, options.unfinished)}")
+    say(f"Uploaded: {push_folder(options.dir, target, options.message)}")
 
 
 def pull_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,16 +63,104 @@ def pull_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def pull(options: argparse.Namespace) -> None:
-    from ..hub.contents import type_of_folder
+    from ..hub.contents import kind_of_folder
     from ..hub.transfer import fetch
 
     out = options.out or Path(options.repo_id.split("/")[-1])
     fetch(options.repo_id, out, options.revision)
-    folder = shlex.quote(str(out))
-    then = {
-        "run": f"lrlab check {folder}; the command that trains it again is in {folder}/README.md",
-        "study": f"lrlab study run {folder}/spec.yaml --out NEW",
-        "dataset": f"lrlab train --dataset_name {folder}",
-    }
-    holds = type_of_folder(out)
-    say(f"Downloaded a {holds} to {out}. Next, for instance: {then[holds]}")
+    kind = kind_of_folder(out)
+    say(f"Downloaded a {kind.name} to {out}. Next, for instance: {kind.example.format(folder=shlex.quote(str(out)))}")
+
+
+# --- lrlab data ----------------------------------------------------------------------------------------------------
+
+# Options of each action alone.
+_DATA_ACTIONS = {
+    "export": ("n", "n_test", "seed"),
+    "encode": (
+        *("vae", "subfolder", "revision", "flip", "label_column", "image_column", "dataset_config_name", "dataset_split"),
+        *("batch_size", "cache_dir"),
+    ),
+}
+
+
+def data_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = "export: write a dataset as Parquet files. encode: write the latents of images, to train on."
+    parser.add_argument("action", choices=tuple(_DATA_ACTIONS), help=actions)
+    name = "For export, a toy dataset or a generated image set (see `lrlab list`); for encode, any set of images."
+    parser.add_argument("name", metavar="NAME", help=name)
+    parser.add_argument("dir", type=Path, metavar="DIR", help="New or empty folder.")
+    size = "Size of images (default: 16 for export; for encode the set's own, or 256)."
+    parser.add_argument("--resolution", type=int, metavar="PIXELS", help=size)
+    add = parser.add_argument_group("options of export").add_argument
+    add("--n", type=int, metavar="N", help="Rows of the train split (default: 100000).")
+    add("--n_test", type=int, metavar="N", help="Rows of the test split, or 0 (default: 10000).")
+    add("--seed", type=int, metavar="S", help="Seed of the data (default: 42).")
+    add = parser.add_argument_group("options of encode").add_argument
+    add("--vae", metavar="ID|FOLDER", help="Autoencoder of diffusers, such as stabilityai/sd-vae-ft-mse.")
+    add("--subfolder", metavar="NAME", help="Subfolder of --vae that holds the autoencoder, such as vae.")
+    add("--revision", metavar="REVISION", help="Branch, tag or commit of its repository.")
+    add(
+        "--flip",
+        action="store_true",
+        help="Also encode mirrored images; training uses the mirrored version half of the time.",
+    )
+    add("--label_column", metavar="NAME", help="Column of class labels to store beside the latents, for lrlab train.")
+    add("--image_column", metavar="NAME", help="Column of the images (default: the only one of that type).")
+    add("--dataset_config_name", metavar="NAME", help="Configuration of a Hub dataset.")
+    add("--dataset_split", metavar="SPLIT", help="Split to encode (default: train).")
+    add("--batch_size", type=int, metavar="B", help="Images that are encoded at once (default: 16).")
+    add("--cache_dir", metavar="DIR", help="Folder for downloaded datasets and autoencoders (default: the Hub's cache).")
+    for action in parser._actions:
+        action.default = argparse.SUPPRESS
+
+
+def data(options: argparse.Namespace) -> None:
+    announce_loading()
+    require_extra("train", f"`lrlab data {options.action}`")
+    given = {name: value for name, value in vars(options).items() if name not in ("command", "action", "name", "dir")}
+    for action, own in _DATA_ACTIONS.items():
+        for name in given.keys() & {*own} if action != options.action else ():
+            hint = f"it is an option of lrlab data {action}"
+            raise must_be(f"--{name}", given[name], f"left out of lrlab data {options.action}", hint)
+    (_export if options.action == "export" else _encode)(options.name, options.dir, given)
+
+
+def _export(name: str, folder: Path, given: dict[str, Any]) -> None:
+    from ..data.image_sets import IMAGE_DATASETS, check_resolution
+    from ..data.toy2d import MAX_POINTS, TOY_DATASETS
+    from ..hub.dataset_folder import export_image_dataset, export_toy_dataset
+
+    names = [*TOY_DATASETS, *IMAGE_DATASETS]
+    if name not in names:
+        raise LabError(f"Unknown data set {name!r}.{did_you_mean(name, names)} Known: {', '.join(names)}.")
+    for flag, least in (("n", 1), ("n_test", 0)):
+        Range(f"[{least}, {MAX_POINTS}]", whole=True).check(f"--{flag}", given.get(flag), "it is a number of rows")
+    given = {"n": 100_000, "n_test": 10_000, "seed": 42, **given}
+    resolution, size = given.get("resolution"), ""
+    if name not in IMAGE_DATASETS:
+        if resolution is not None:
+            raise LabError(f"--resolution {resolution} has no effect on the points of {name!r}. Leave it out.")
+        export_toy_dataset(name, folder, **given)
+    else:
+        if resolution is not None:
+            check_resolution(name, resolution)
+        defaults = IMAGE_DATASETS[name].facts["defaults"]
+        size = f" --resolution {resolution or defaults['resolution']} --image_channels {defaults['image_channels']}"
+        export_image_dataset(name, folder, **given)
+    # A folder with the name of an embedded set is taken for that set unless its path begins with "./".
+    shown = f"./{folder}" if str(folder) in names else folder
+    say(f"Wrote {folder}: load_dataset({str(folder)!r}), or --dataset_name {shown}{size} to train on it.")
+
+
+def _encode(name: str, folder: Path, given: dict[str, Any]) -> None:
+    if "vae" not in given:
+        raise LabError("lrlab data encode needs --vae, the autoencoder. Hint: --vae stabilityai/sd-vae-ft-mse.")
+    from ..data.latent_data import encode_dataset
+    from ..data.options import DataConfig
+
+    how = {key: given.pop(key) for key in ("vae", "subfolder", "revision", "flip", "batch_size") if key in given}
+    record = encode_dataset(DataConfig(dataset_name=name, **given), folder, **how)
+    size, shape = record.resolution, " x ".join(map(str, record.shape))
+    say(f"{counted(record.num_images, 'image', ',')} of {size}x{size} pixels as latents of {shape}.")
+    say(f"Train on them: lrlab train --train_data_dir {shlex.quote(str(folder))}")

@@ -4,15 +4,15 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .. import __version__
+from ..core.environment import require_extra
 from ..core.errors import LabError, did_you_mean, shortened
-from ..core.flags import TextParser
+from ..core.options import TextParser
 from ..core.plugins import load_plugins
 from ..core.program import exit_status
-from . import data, folders, show, study, tools, training
-from .output import add_import
+from . import add_import, announce_loading, folders, say, show, study, training
 
 
 class Command(NamedTuple):
@@ -20,10 +20,11 @@ class Command(NamedTuple):
 
     help: str  # in a line
     example: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
+    add_arguments: Callable[[argparse.ArgumentParser], Any]
     run: Callable[[argparse.Namespace], int | None]  # returns the exit status if that is not always 0
 
 
+SHELLS = ("bash", "zsh", "tcsh")
 # Commands that leave all their arguments to the parser of the training scripts.
 SCRIPTS = {"train": training.train, "find-lr": training.find_lr}
 
@@ -56,8 +57,8 @@ COMMANDS = {
     "extend": Command(_EXTEND, _EXTENDED, training.extend_arguments, training.extend),
     "list": Command(_LIST, "lrlab list schedulers", show.list_arguments, show.list_names),
     "preview": Command(_PREVIEW, _PREVIEWED, show.preview_arguments, show.preview),
-    "audit": Command(_AUDIT, _AUDITED, tools.audit_arguments, tools.audit),
-    "data": Command(_DATA, _EXPORTED, data.data_arguments, data.data),
+    "audit": Command(_AUDIT, _AUDITED, show.audit_arguments, show.audit),
+    "data": Command(_DATA, _EXPORTED, folders.data_arguments, folders.data),
     "plan": Command(_PLAN, _PLANNED, training.plan_arguments, training.plan),
     "study": Command(_STUDY, "lrlab study run quick --out first-study", study.add_arguments, study.command),
     "ema": Command(_EMA, _AVERAGED, training.ema_arguments, training.ema),
@@ -67,8 +68,8 @@ COMMANDS = {
     "completion": Command(
         "Complete commands, flags and names in the shell",
         "lrlab completion bash",
-        tools.completion_arguments,
-        lambda options: tools.completion(options, _parser()),
+        lambda parser: parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=f"{', '.join(SHELLS)}."),
+        lambda options: _complete(options.shell),
     ),
 }
 REST = (*SCRIPTS, "plan")  # commands that leave unknown arguments to the parser of training
@@ -111,6 +112,32 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         raise LabError(f"Unknown argument {shortened(unknown[0])}.{hint} See lrlab {options.command} --help.")
     load_plugins(getattr(options, "plugins", None))
     return options
+
+
+def _complete(shell: str) -> None:
+    """Prints the script of a shell, which starts no Python: it completes the names that are known now."""
+    announce_loading()
+    require_extra("train", "lrlab completion")  # for the training options
+    try:
+        import shtab
+    except ImportError:
+        raise LabError("lrlab completion needs shtab, which is not installed: pip install shtab") from None
+    from ..core.options import options_of
+    from ..training.arguments import make_parser
+    from ..training.config import TrainingConfig
+
+    parser = _parser()
+    (commands,) = (action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    training = [action for action in make_parser("")._actions if action.dest != "help"]
+    for action in training:
+        if (known := options_of(TrainingConfig).get(action.dest)) is not None and known.registry:
+            action.choices = [*known.entries, *known.entries.aliases]
+    for name in ("train", "find-lr", "plan"):
+        commands[name]._actions += training
+    for command, argument, names in (("list", "kind", show.LISTED), ("study", "action", study.ACTIONS)):
+        (action,) = (action for action in commands[command]._actions if action.dest == argument)
+        action.choices = list(names)
+    say(shtab.complete(parser, shell=shell))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

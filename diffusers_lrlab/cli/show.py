@@ -1,20 +1,22 @@
-"""Commands that only show something: `lrlab list` and `lrlab preview`."""
+"""Commands that only show something: `lrlab list`, `lrlab preview` and `lrlab audit`."""
 
 import argparse
 import importlib
+import json
 import math
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError, did_you_mean
-from ..core.listing import as_json, as_markdown, as_text
-from ..core.spec import merge_spec
+from ..core.registry import Entry, Parameter, Registry
+from ..core.spec import choose
 from ..objective.process import DEFAULT_OBJECTIVE, OBJECTIVES, NoiseProcess, make_process
 from ..timesteps.noise_levels import PREDICTIONS
-from .output import say, say_json
+from . import say, say_json
 
 # The registry of each word that `lrlab list` takes, and the training option that takes its names.
 LISTED = {
@@ -50,11 +52,65 @@ def list_names(options: argparse.Namespace) -> None:
         module, name, _ = LISTED[word]
         registries[word] = getattr(importlib.import_module(f"diffusers_lrlab.{module}"), name)
     if options.json:
-        say_json({word: as_json(registry) for word, registry in registries.items()}, indent=2)
+        say_json({word: _as_json(registry) for word, registry in registries.items()}, indent=2)
     elif options.markdown:
-        say("\n\n".join(map(as_markdown, registries.values())))
+        say("\n\n".join(map(_as_markdown, registries.values())))
     else:
         say("\n\n".join(as_text(registry, LISTED[word][2], width) for word, registry in registries.items()))
+
+
+def _as_markdown(registry: Registry) -> str:
+    """The tables of the docs: entries, and the arguments that they share."""
+    return "\n\n".join([registry.table(), *([registry.common_table()] if registry.common else [])])
+
+
+def _as_json(registry: Registry) -> list[dict[str, Any]]:
+    def parameter(p: Parameter) -> dict[str, Any]:
+        return {"name": p.name, "kind": p.kind.__name__, "default": p.default, "allowed": p.allowed, "help": p.help}
+
+    return [
+        {
+            "name": entry.name,
+            "aliases": registry.aliases_of(entry),
+            "description": entry.description,
+            "source": entry.source,
+            "parameters": [parameter(p) for p in entry.parameters],
+            "common_parameters": [parameter(p) for p in entry.common],
+            "traits": sorted(entry.traits),
+            "facts": dict(entry.facts),
+        }
+        for entry in registry.values()
+    ]
+
+
+def as_text(registry: Registry, flag: str, width: int | None) -> str:
+    """A table of names, aliases, descriptions and arguments, wrapped if a width is given."""
+
+    def argument(p: Parameter) -> str:
+        return p.name if p.default is None else f"{p.name}={json.dumps(p.default)}"
+
+    def description(entry: Entry) -> str:
+        shown = {heading: entry.facts.get(fact) for fact, heading in registry.shown_facts.items()}
+        return entry.description + "".join(f"; {heading}: {value}" for heading, value in shown.items() if value is not None)
+
+    rows = [
+        (entry.name, ", ".join(registry.aliases_of(entry)), description(entry), ", ".join(map(argument, entry.parameters)))
+        for entry in registry.values()
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [f"{registry.noun}s ({flag})"]
+    for name, alias, text, arguments in rows:
+        start = f"  {name:<{widths[0]}}  " + (f"{alias:<{widths[1]}}  " if widths[1] else "")
+        if width is None:
+            lines.append(f"{start}{text:<{widths[2]}}  {arguments}".rstrip())
+            continue
+        room = max(30, width - len(start))
+        wrapped = textwrap.wrap(text, room) + textwrap.wrap(f"({arguments})", room) * bool(arguments)
+        lines += [(start if index == 0 else " " * len(start)) + part for index, part in enumerate(wrapped)]
+    if registry.common:
+        takers = "All" if all(entry.common == registry.common for entry in registry.values()) else "All but a few"
+        lines.append(f"  {takers} also take: {', '.join(map(argument, registry.common))}")
+    return "\n".join(lines)
 
 
 def number(text: str) -> float:
@@ -157,11 +213,11 @@ def _process(options: argparse.Namespace) -> NoiseProcess:
                 f"--{flag} {value}: must be left out beside --objective {options.objective}. Hint: it is {parameter} of "
                 "objectives that have the choice, as in --objective NAME:key=value."
             )
-    name, given = merge_spec(options.objective, None, OBJECTIVES)
-    resolved = OBJECTIVES[name].resolve({"num_steps": 1000, **given})
+    choice = choose(options.objective, None, OBJECTIVES)
+    resolved = choice.entry.resolve({"num_steps": 1000, **choice.given})
     if resolved.pop("base_resolution", None) is not None:
         raise LabError(f"--objective {options.objective}: base_resolution must be left out without data. Hint: give shift.")
-    return make_process(name, is_bounded=False, **resolved)
+    return make_process(choice.name, is_bounded=False, **resolved)
 
 
 def _gallery(options: argparse.Namespace, out: Path | None) -> None:
@@ -205,3 +261,27 @@ def plot_path(text: str | None) -> Path | None:
     if not path.parent.is_dir():
         raise LabError(f"--out {text!r}: the folder {str(path.parent)!r} does not exist. Make it, or choose another.")
     return path
+
+
+# --- lrlab audit ----------------------------------------------------------------------------------------------------
+
+
+def audit_arguments(parser: argparse.ArgumentParser) -> None:
+    from ..audit.run import add_options
+
+    parser.usage = "lrlab audit [options] -- PROGRAM [its own arguments]"
+    add_options(parser)
+
+
+def audit(options: argparse.Namespace) -> int:
+    from ..audit.run import options_of
+
+    command = options.program[1:] if options.program[:1] == ["--"] else options.program
+    if not command:
+        raise LabError("Which program? Give it after the options: lrlab audit -- python train.py --its_own_option.")
+    if command[0].endswith(".py"):
+        raise LabError(f"{command[0]!r} is not a program. Hint: lrlab audit -- python {command[0]} ...")
+    checked = options_of(options)
+    from ..audit.run import run_audited
+
+    return run_audited(command, checked)

@@ -1,16 +1,14 @@
 """`lrlab study list`, `run` and `report`; `training_scripts/run_study.py` shares `run`."""
 
 import argparse
-import dataclasses
 from pathlib import Path
 
+from ..core.environment import require_extra
 from ..core.errors import LabError, did_you_mean
-from ..core.extras import require_extra
-from ..study.runs.precision import PRECISIONS
 from ..study.shown_command import finished_report, names_in, shown_command, shown_names, shown_path
-from .output import announce_loading, say
+from . import announce_loading, say
 
-_HOW = ("executor", "stack_size", "workers", "precision")
+_HOW = ("executor", "stack_size", "workers")
 # Of each action its form and the options that it takes.
 ACTIONS = {
     "list": ("list", ()),
@@ -49,8 +47,6 @@ def add_run_arguments(parser: argparse._ActionsContainer) -> None:
     add("--stack_size", type=int, metavar="N", help=stack_size)
     workers = "Workers of pool and ray, which share the cores (default: one per GPU, else one per core)."
     add("--workers", type=int, metavar="N", help=workers)
-    precisions = "; ".join(f"{name}: {precision.description}" for name, precision in PRECISIONS.items())
-    add("--precision", metavar="NAME", help=f"{precisions} (default: fp32, or that of the study whose spec.yaml is run).")
     add("--dry_run", action="store_true", help="Print the runs and a measured forecast of their time, and stop.")
 
 
@@ -64,7 +60,7 @@ def command(options: argparse.Namespace) -> None:
 
         say(presets_text())
     else:
-        from ..study.reading import report_study
+        from ..study.report.report import report_study
 
         say(f"Wrote {report_study(Path(options.what))}.")
 
@@ -88,39 +84,21 @@ def run(options: argparse.Namespace, program: str) -> None:
     require_extra("study", "A study")
     if options.out is None and not options.dry_run:
         raise LabError("--out DIR is missing. Give a new folder, or the folder of the study to continue.")
-    # Before torch is imported.
-    if not options.dry_run:
-        command = _shown(options, program, options.precision)
-        if page := finished_report(options.what, options.out.expanduser(), command):
-            say(f"This study is finished. Its report: {page}")
-            return
-    from ..study.spec.reading import load_spec
-
-    spec, names = load_spec(options.what), names_in(options.dataset_name)
-    if options.precision is not None:
-        spec = dataclasses.replace(spec, precision=options.precision)
+    names = names_in(options.dataset_name)
     if options.dry_run:
         from ..study.forecast import describe_study
-        from ..study.runs.results import StudyFolder
-        from ..study.spec.other_data import with_datasets
 
-        spec = with_datasets(spec, names)
-        if options.out is not None:
-            StudyFolder(options.out).check_same_datasets(spec, names)
         asked = options.executor, options.stack_size, options.out, options.workers
-        say(describe_study(spec, *asked))
+        say(describe_study(options.what, *asked, dataset_name=names))
+        return
+    plugins = ",".join(map(shown_path, (options.plugins or "").split(","))) if options.plugins else None
+    given = {"dataset_name": shown_names(names), "executor": options.executor, "stack_size": options.stack_size}
+    given |= {"workers": options.workers, "import": plugins}
+    command = shown_command(program, options.what, options.out, given)
+    if page := finished_report(options.what, options.out.expanduser(), command):  # before torch is imported
+        say(f"This study is finished. Its report: {page}")
         return
     from ..study.run import run_study
 
-    command = _shown(options, program, None if spec.precision == "fp32" else spec.precision)
-    how = options.executor, options.stack_size, options.workers, options.precision
+    how = options.executor, options.stack_size, options.workers
     say(f"Wrote {run_study(options.what, options.out, *how, command=command, dataset_name=names or None)}.")
-
-
-def _shown(options: argparse.Namespace, program: str, precision: str | None) -> str:
-    """The command as the report shows it."""
-    plugins = ",".join(map(shown_path, (options.plugins or "").split(","))) if options.plugins else None
-    names = shown_names(names_in(options.dataset_name))
-    given = {"dataset_name": names, "executor": options.executor, "stack_size": options.stack_size}
-    given["workers"] = options.workers
-    return shown_command(program, options.what, options.out, given | {"precision": precision, "import": plugins})

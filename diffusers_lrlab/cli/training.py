@@ -9,11 +9,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..core.environment import require_extra
 from ..core.errors import is_first_process
-from ..core.extras import require_extra
 from ..core.files import folder_beside, new_folder
 from ..core.program import exit_status
-from .output import announce_loading, say
+from . import announce_loading, say
 
 TRAIN_HELP = "Train an unconditional diffusion pipeline with a learning rate that follows its schedule at every update."
 FIND_LR_HELP = "Find a learning rate for a training run: short tests in which the rate rises."

@@ -10,7 +10,6 @@ import re
 import reprlib
 import signal
 import sys
-import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -73,36 +72,6 @@ class Interrupted(BaseException):
         self.signal_number, self.checkpoint = signal_number, checkpoint
 
 
-# A plug-in that ends the program has failed, with any status. Ctrl-C is the user's.
-FAILURES = (Exception, SystemExit)
-_OWN_LIBRARY = ("<frozen", os.path.dirname(os.__file__))
-
-
-@contextmanager
-def failures_located(what: str, remedy: str = "") -> Iterator[None]:
-    """Turns exceptions of a plug-in in this block into a [`LabError`] that names `what` failed, and its file and line."""
-    try:
-        yield
-    except LabError:
-        raise
-    except FAILURES as error:
-        if is_out_of_memory(error):
-            raise
-        raise located(error, what, remedy) from error
-
-
-def located(error: BaseException, what: str, remedy: str = "", file: str | None = None) -> LabError:
-    """A plug-in's exception as an error that names `what` failed and where: the innermost line, in `file` if it is there."""
-    frames, reason = list(traceback.extract_tb(error.__traceback__)), f"{type(error).__name__}: {error}{remedy}"
-    if isinstance(error, SystemExit):  # Python's own `exit` and `argparse` raise it for their callers
-        is_own = [frame.filename.startswith(_OWN_LIBRARY) and "site-packages" not in frame.filename for frame in frames]
-        frames = [frame for frame, own in zip(frames, is_own, strict=True) if not own] or frames
-        reason = f"it ended the program (SystemExit: {error.code}). Hint: raise an error instead; the main part of a script "
-        reason += 'belongs under `if __name__ == "__main__":`.'
-    last = ([frame for frame in frames if frame.filename == file] or frames)[-1]
-    return LabError(f"{what} failed at {last.filename}:{last.lineno}: {reason}")
-
-
 _NO_MEMORY = re.compile(r"can't allocate memory|not enough memory|[Uu]nable to allocate|out of memory")
 _NO_SHARED_MEMORY = re.compile(r"shared memory|</torch_\d")
 
@@ -143,11 +112,6 @@ def shortened(text: str) -> str:
 class _Repr(reprlib.Repr):
     """Cuts long values, and does not raise for integers that Python refuses to print."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxlevel, self.maxtuple, self.maxlist, self.maxset, self.maxdict = 3, 20, 20, 20, 10
-        self.maxstring = self.maxother = 100
-
     def repr_int(self, value: int, level: int) -> str:
         if value.bit_length() <= 200:
             return str(value)
@@ -157,7 +121,10 @@ class _Repr(reprlib.Repr):
         return str(value)  # and not np.float64(0.5)
 
 
-shown = _Repr().repr
+_repr = _Repr()
+_repr.maxlevel, _repr.maxtuple, _repr.maxlist, _repr.maxset, _repr.maxdict = 3, 20, 20, 20, 10
+_repr.maxstring = _repr.maxother = 100
+shown = _repr.repr
 """A value as an error message shows it."""
 
 

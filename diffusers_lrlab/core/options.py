@@ -1,23 +1,24 @@
-"""Options, each described once, in the dataclass field that declares it.
+"""Options, each described once, in the dataclass field that declares it; and the parser of every command line.
 
 Flags, help, checks, what a resumed run may change, the identity of a study's runs and what the finder compares are derived
 from these descriptions.
 """
 
+import argparse
 import dataclasses
 import functools
 import math
 import pkgutil
-from collections.abc import Callable
+import re
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args, get_type_hints
+from itertools import takewhile
+from typing import Any, Literal, NoReturn, get_args, get_type_hints
 
-from typing_extensions import Self
-
-from .errors import LabError, given
-from .ranges import Range
+from .errors import LabError, cut, given, must_be, shortened
 from .registry import Registry
-from .signatures import REFUSED, reader, refusal
+from .values import REFUSED, Range, read_as, refusal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,7 @@ class Option:
     is_internal: bool = False  # programs set it, so that the help leaves it out
     is_first: bool = False  # `--help` shows it before the other options
     spelling: str = ""  # the flag in the help; that of the field's name if empty
+    aliases: tuple[str, ...] = ()  # other flags that set it
 
     @property
     def entries(self) -> Registry:
@@ -83,30 +85,16 @@ class Option:
         return pkgutil.resolve_name(f"diffusers_lrlab.{self.registry}")
 
 
-def option(default: Any, help: str, role: Role, *, repr: bool = True, aliases: tuple[str, ...] = (), **known: Any) -> Any:
+def option(default: Any, help: str, role: Role, *, repr: bool = True, **known: Any) -> Any:
     """
-    A field of a configuration. A default of `None` depends on something else, as `help` explains; `aliases` are other flags
-    that set it; `known` are arguments of [`Option`] (the range as text) and facets of the role that differ for this option.
+    A field of a configuration. A default of `None` depends on something else, as `help` explains; `known` are arguments of
+    [`Option`] (the range as text) and facets of the role that differ for this option.
     """
     facets = {key: known.pop(key) for key in tuple(known) if key in Role.__dataclass_fields__}
     if "range" in known:
         known["range"] = Range(known["range"])
     described = Option(help=help, role=replace(role, **facets), **known)
-    return field(default=default, metadata={"help": _Help(help, described), "aliases": list(aliases)}, repr=repr)
-
-
-class _Help(str):
-    """The help of a flag, with the option attached: `HfArgumentParser` passes all other metadata to argparse."""
-
-    option: Option
-
-    def __new__(cls, text: str, option: Option) -> Self:
-        help = super().__new__(cls, text)
-        help.option = option
-        return help
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Help, (str(self), self.option)
+    return field(default=default, metadata={"option": described}, repr=repr)
 
 
 @functools.cache
@@ -115,13 +103,16 @@ def options_of(config_class: Any) -> dict[str, Option]:
     found: dict[str, Option] = {}
     for base in reversed(config_class.__mro__):  # a field that only narrows a type has no description
         fields = getattr(base, "__dataclass_fields__", {}).values()
-        found |= {field.name: field.metadata["help"].option for field in fields if "help" in field.metadata}
+        found |= {field.name: field.metadata["option"] for field in fields if "option" in field.metadata}
     return {field.name: found[field.name] for field in dataclasses.fields(config_class) if field.name in found}
 
 
 @functools.cache
 def defaults_of(config_class: Any) -> dict[str, Any]:
     return {field.name: field.default for field in dataclasses.fields(config_class)}
+
+
+hints_of = functools.cache(get_type_hints)
 
 
 def names_where(config_class: Any, **facets: Any) -> tuple[str, ...]:
@@ -132,18 +123,15 @@ def names_where(config_class: Any, **facets: Any) -> tuple[str, ...]:
 
 def check_types(config: Any) -> None:
     """Raises a `LabError` for a value of another type than its field, which the parser checks on the command line."""
-    for name, hint in _type_hints(config.__class__).items():
+    for name, hint in hints_of(config.__class__).items():
         value = getattr(config, name)
         is_nan = isinstance(value, float) and math.isnan(value) and float in (hint, *get_args(hint))
         if value is None or is_nan:  # NaN is checked with the ranges
             continue
-        read = reader(hint)(value)
+        read = read_as(value, hint)
         # A record would not keep a NumPy number, or a float for a count, as given.
         if read is REFUSED or type(read) is not type(value):
             raise refusal(config.__class__.__name__, name, value, hint)
-
-
-_type_hints = functools.cache(get_type_hints)
 
 
 def check_ranges(config: Any, config_class: Any) -> None:
@@ -151,7 +139,7 @@ def check_ranges(config: Any, config_class: Any) -> None:
     for name, known in options_of(config_class).items():
         value = getattr(config, name)
         if value is not None and not isinstance(value, str) and known.range is not None:
-            hint = _type_hints(config_class)[name]
+            hint = hints_of(config_class)[name]
             Range(known.range.text, whole=float not in (hint, *get_args(hint))).check(f"--{name}", value, known.help)
 
 
@@ -171,3 +159,54 @@ def check_needs(config: Any, config_class: Any, kind: str) -> None:
                 ("with", "leave one of them out") if missing[0].is_absence else ("without", "add that, or leave it out")
             )
             raise LabError(f"{asked} has no effect {how} {missing[0].text}. Hint: {remedy}.")
+
+
+# --- the command line ------------------------------------------------------------------------------------------
+
+
+class TextParser(argparse.ArgumentParser):
+    """A parser that takes negative numbers for values, and refuses bytes that are not text."""
+
+    _given: Sequence[str] = ()
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        # As in Python 3.14: earlier versions take -1e-4 for a flag.
+        self._negative_number_matcher = re.compile(r"-\.?\d")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        # What follows a bare -- belongs to another program.
+        self._given = [*takewhile(lambda word: word != "--", sys.argv[1:] if args is None else args)]
+        options, unknown = super().parse_known_args(args, namespace)
+        for action in self._actions:
+            if action.nargs != argparse.REMAINDER:  # arguments of another program are passed on as they are
+                name = (action.option_strings or [str(action.metavar or action.dest)])[0]
+                _check_is_text(name, getattr(options, action.dest, None))
+        _check_is_text("an argument", unknown)
+        return options, unknown
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("the following arguments are required: --"):  # one of which may be misspelt
+            known = self._option_string_actions
+            unknown = [word for word in self._given if word[:2] == "--" and word.partition("=")[0] not in known]
+            message += f"; {shortened(unknown[0])} is unknown" if unknown else ""
+        raise LabError(f"{_in_form(message)}. See --help.")
+
+
+def _in_form(message: str) -> str:
+    """A message of argparse in the form of other errors, cut where it repeats something long."""
+    message = re.sub(r"^argument (--\w+)/\S+: ", r"\1: ", message)  # a flag's other spellings
+    for kind, number in (("int", "a whole number, such as 10000"), ("(?:float|number)", "a number, such as 0.001")):
+        message = re.sub(f"invalid {kind} value: (.*)", rf"must be {number}, got \1", message)
+    message = re.sub(r"invalid choice: (.*) \(choose from (.*)\)", r"must be one of \2, got \1", message)
+    return cut(message)
+
+
+def _check_is_text(name: str, value: Any) -> None:
+    """Raises a `LabError` for bytes that are not UTF-8, which Python passes on as surrogates that no file can hold."""
+    for text in map(str, value if isinstance(value, list) else [value]):
+        if not (surrogates := re.findall("[\ud800-\udfff]", text)):
+            continue
+        given = text.encode(errors="surrogateescape") if min(surrogates) >= "\udc80" else text
+        hint = "rename a file or folder that has such a name, or give a link to it whose name is UTF-8"
+        raise must_be(name, given, "UTF-8 text", hint)

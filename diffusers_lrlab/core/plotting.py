@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from .extras import require_extra
+from .environment import require_extra
 from .files import atomic_file
 
 # Colour-blind safe (Okabe and Ito), without yellow, which is too faint for a thin line on white.

@@ -1,11 +1,15 @@
-"""The start and the end of a program: standard streams, Ctrl-C while it imports, errors and exit status."""
+"""The start and the end of a program and of its workers: standard streams, Ctrl-C and SIGTERM, errors and exit status."""
 
+import faulthandler
 import io
+import multiprocessing
 import os
+import select
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -36,16 +40,13 @@ def open_standard_streams() -> None:
     Replaces closed standard streams (`>&-`, daemons, pythonw) by the null device. Otherwise a file that is opened later
     gets the number of one of them, and with it what libraries and other processes print.
     """
-    for number in range(3):
+    for number, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
         try:
             os.fstat(number)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # its number is the lowest free one: this
-    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
         if getattr(sys, name) is None:
-            opened = open(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8", closefd=False)
-            setattr(sys, name, opened)
-            setattr(sys, f"__{name}__", opened)
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))
 
 
 def interrupts_as_usual() -> None:
@@ -58,38 +59,6 @@ def _end(number: int, _frame: FrameType | None) -> None:
     # Not an exception, which modules that are being imported may catch.
     os.write(2, b"Stopped before anything was done.\n")
     os._exit(128 + number)
-
-
-class _Unfailing(io.FileIO):
-    """A standard stream whose failures, such as a full disk, do not end the program; a closed pipe ends that of stdout."""
-
-    failure: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        try:
-            return super().write(data)
-        except OSError as error:
-            self.failure = error
-            if isinstance(error, BrokenPipeError) and self.fileno() == 1:
-                raise
-            return len(data)
-
-
-def _unfailing_streams() -> None:
-    """Makes stdout and stderr of this process [`_Unfailing`], unless other code has replaced them."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is getattr(sys, f"__{name}__") and type(getattr(stream.buffer, "raw", stream.buffer)) is io.FileIO:
-            stream.flush()
-            raw = _Unfailing(stream.fileno(), "w", closefd=False)
-            buffer = raw if stream.write_through else io.BufferedWriter(raw)  # as Python does with -u
-            how = {"encoding": stream.encoding, "line_buffering": stream.line_buffering}
-            opened = io.TextIOWrapper(buffer, errors=stream.errors, write_through=stream.write_through, **how)
-            setattr(sys, name, opened)
-            setattr(sys, f"__{name}__", opened)
-        if isinstance(getattr(sys, name), io.TextIOWrapper):
-            # A terminal that lacks a character shows another one instead of a traceback.
-            getattr(sys, name).reconfigure(errors="replace")
 
 
 def report_error(error: BaseException, all_ranks: bool = True) -> int:
@@ -113,27 +82,77 @@ def exit_status(program: Callable[[], int | None], all_ranks: bool = True) -> in
     that the reader of its output has closed the pipe (`lrlab list | head`).
     """
     interrupts_as_usual()
-    _unfailing_streams()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a character shows another one
+            stream.reconfigure(errors="replace")
     try:
         status = program() or 0
-    except (KeyboardInterrupt, Interrupted, LabError, OSError) as error:
-        if isinstance(error, BrokenPipeError) and _lost_output() is not None:
-            return _BROKEN_PIPE
-        status = report_error(error, all_ranks)
-    lost = _lost_output()
-    if lost is None or status:
+        sys.stdout.flush()
         return status
-    if isinstance(lost, BrokenPipeError):
-        return _BROKEN_PIPE
-    return report_error(LabError(f"The output could not be written ({lost.strerror}). All else was done."), all_ranks)
-
-
-def _lost_output() -> OSError | None:
-    """The error that kept output from being written, which Python must not report again at its end."""
+    except (KeyboardInterrupt, Interrupted, LabError, OSError) as error:
+        is_unread = isinstance(error, BrokenPipeError) and _has_no_reader(sys.stdout)
+        status = _BROKEN_PIPE if is_unread else report_error(error, all_ranks)
     try:
         sys.stdout.flush()
-    except OSError as error:
+    except OSError:  # Python must not report it again at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return error
-    buffer = getattr(sys.stdout, "buffer", None)
-    return getattr(getattr(buffer, "raw", buffer), "failure", None)
+    return status
+
+
+def _has_no_reader(pipe: Any) -> bool:
+    poll = select.poll()
+    poll.register(pipe.fileno(), 0)
+    return bool(poll.poll(0))
+
+
+# --- signals as exceptions, and worker processes ---------------------------------------------------------------
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_POLL_SECONDS = 1.0
+
+
+@contextmanager
+def interrupts_raised(make_error: Callable[[int], BaseException]) -> Iterator[None]:
+    """Makes SIGINT and SIGTERM raise `make_error(signal number)` at once in this block."""
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise make_error(number)
+
+    # Python lets only the main thread handle signals.
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    previous = {number: signal.signal(number, stop) for number in SIGNALS} if in_main_thread else {}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def begin_worker() -> None:
+    """Ends this process when its parent ends, and leaves a terminal's Ctrl-C to the parent."""
+    end_with_parent()
+    if hasattr(os, "setsid"):  # not on every system
+        os.setsid()
+    faulthandler.enable()
+    from tqdm import tqdm
+
+    tqdm.set_lock(threading.RLock())  # tqdm's own is a system semaphore, which a killed process would leave behind
+
+
+def end_with_parent(worker: int = 0) -> None:
+    """
+    Ends this process as soon as its parent has ended, even if the parent was killed; can be the `worker_init_fn` of a
+    `DataLoader`. Otherwise a worker that waits for its queue or its source would never end.
+    """
+    threading.Thread(target=_wait_for_parent, daemon=True).start()
+
+
+def _wait_for_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    # Later forks of the parent inherit the sentinel and may outlive it, so compare parent ids. Under a fork server getppid()
+    # is the server's.
+    is_child = os.getppid() == parent.pid
+    while parent.is_alive() and not (is_child and os.getppid() != parent.pid):
+        parent.join(_POLL_SECONDS)
+    os._exit(1)

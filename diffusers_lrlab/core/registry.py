@@ -4,19 +4,18 @@ Choices on the command line, error texts, tables in the docs and parametrised te
 """
 
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from .errors import FAILURES, LabError, did_you_mean, located, must_be, shortened
-from .plugins import load_installed_plugins
-from .ranges import Parameter
-from .registered import call_registered, note_registered, where
-from .signatures import checked
+from .errors import LabError, did_you_mean, must_be, shortened
+from .plugins import call_registered, failures_located, load_installed_plugins, note_registered, where
+from .values import Parameter, checked
+from .words import markdown_table
 
-__all__ = ["Entry", "Parameter", "Registry", "markdown_table", "restored"]
+__all__ = ["Entry", "Parameter", "Registry", "restored"]
 
 
 @dataclass(frozen=True)
@@ -50,16 +49,10 @@ class Entry:
         """The factory, imported if it is registered as "module:name"."""
         if not isinstance(self.factory, str):
             return self.factory
-        try:
+        if not self.is_foreign:
             return pkgutil.resolve_name(self.factory)
-        except (ImportError, AttributeError, ValueError) as error:
-            if not self.is_foreign:
-                raise
-            raise LabError(f"{self.title} is registered as {self.factory!r}, which cannot be imported: {error}") from error
-        except FAILURES as error:
-            if not self.is_foreign:
-                raise
-            raise located(error, f"The import of {self.factory!r} for {self.title[0].lower()}{self.title[1:]}") from error
+        with failures_located(f"The import of {self.factory!r} for {self.title[0].lower()}{self.title[1:]}"):
+            return pkgutil.resolve_name(self.factory)
 
     @property
     def title(self) -> str:
@@ -78,46 +71,32 @@ class Entry:
             if key not in known:
                 takes = f"it takes {', '.join(known)}" if known else "it takes no arguments"
                 raise LabError(f"{self.name!r} does not take {key!r}: {takes}.{did_you_mean(key, known)}")
-        given = {
-            name: parameter.check(kwargs.get(name, parameter.default), repr(self.name)) for name, parameter in known.items()
-        }
-        self._drop_replaced(given, kwargs)
-        for parameter in self.parameters:
-            if parameter.only_with and given[parameter.name] != parameter.default:
-                other, needed = parameter.only_with
-                if given[other] != needed:
-                    raise LabError(
-                        f"{self.name!r} got {parameter.name}={given[parameter.name]!r}, which has no effect with "
-                        f"{other}={given[other]!r}; it needs {other}={needed!r}. Drop one."
-                    )
+        given = {name: each.check(kwargs.get(name, each.default), repr(self.name)) for name, each in known.items()}
+        for name, parameter in known.items():
+            value, other = given.get(name), parameter.same_as or parameter.instead_of
+            if value == parameter.default and parameter.same_as is None:
+                if parameter.is_added or other is not None:
+                    del given[name]
+                continue
+            if parameter.only_with and given[parameter.only_with[0]] != parameter.only_with[1]:
+                beside, needed = parameter.only_with
+                raise LabError(
+                    f"{self.name!r} got {name}={value!r}, which has no effect with {beside}={given[beside]!r}; it needs "
+                    f"{beside}={needed!r}. Drop one."
+                )
+            if other is not None and name in kwargs and value is not None and kwargs.get(other) is not None:
+                why = "two names of the same parameter" if parameter.same_as else "of which one replaces the other"
+                raise LabError(f"{self.name!r} got {name}={value!r} and {other}={kwargs[other]!r}, {why}. Drop one.")
             if parameter.same_as is not None:
-                value = given.pop(parameter.name)
-                if value is not None and parameter.name in kwargs and kwargs.get(parameter.same_as) is not None:
-                    raise LabError(
-                        f"{self.name!r} got {parameter.name}={value!r} and "
-                        f"{parameter.same_as}={kwargs[parameter.same_as]!r}, two names of the same parameter. Drop one."
-                    )
                 given[parameter.same_as] = given[parameter.same_as] if value is None else value
+                del given[name]
+            elif other is not None:
+                given.pop(other, None)
         return given
 
     def replacing(self, name: str) -> list[str]:
         """The parameters that replace another one if they are given."""
         return [parameter.name for parameter in (*self.parameters, *self.common) if parameter.instead_of == name]
-
-    def _drop_replaced(self, given: dict[str, Any], kwargs: Mapping[str, Any]) -> None:
-        """Leaves out parameters that others replace, and those that are resolved only if they are given."""
-        for parameter in (*self.parameters, *self.common):
-            if not parameter.is_added and parameter.instead_of is None:
-                continue
-            if given[parameter.name] == parameter.default:
-                del given[parameter.name]
-            elif (other := parameter.instead_of) is not None:
-                if kwargs.get(other) is not None:
-                    raise LabError(
-                        f"{self.name!r} got {parameter.name}={given[parameter.name]!r} and {other}={kwargs[other]!r}, of "
-                        "which one replaces the other. Drop one."
-                    )
-                given.pop(other, None)
 
 
 class Registry(Mapping[str, Entry]):
@@ -172,7 +151,7 @@ class Registry(Mapping[str, Entry]):
             for taken in (name, *aliases):
                 if not taken.isidentifier():
                     raise must_be(f"the {self.noun}", taken, "a Python identifier", "use letters, digits and _")
-                if self._has(taken):
+                if taken in self._entries or taken in self._aliases:
                     raise LabError(f"The {self.noun} {taken!r} is already registered; choose another name.")
             own = {parameter.name for parameter in parameters}
             common = tuple(p for p in self.common if p.name not in own and p.name not in without)
@@ -199,20 +178,20 @@ class Registry(Mapping[str, Entry]):
         return [alias for alias, name in self._aliases.items() if name == entry.name]
 
     def __getitem__(self, name: str) -> Entry:
-        # Not a KeyError, whose text Python shows quoted and escaped.
-        if name not in self:
+        entry = self._entries.get(self._aliases.get(name, name))
+        if entry is None:
+            load_installed_plugins()  # which may have it
+            entry = self._entries.get(self._aliases.get(name, name))
+        if entry is None:  # not a KeyError, whose text Python shows quoted and escaped
             known = sorted([*self, *self._aliases])
             hint = did_you_mean(str(name), known)
             own = "" if hint else " For a name of your own, import the code that registers it: --import FILE_OR_MODULE."
             raise LabError(f"Unknown {self.noun} {shortened(str(name))}.{hint} Known: {', '.join(known)}.{own}")
-        return self._entries[self._aliases.get(name, name)]
+        return entry
 
     def __contains__(self, name: object) -> bool:
-        if not self._has(name):
+        if name not in self._entries and name not in self._aliases:
             load_installed_plugins()  # which may have it
-        return self._has(name)
-
-    def _has(self, name: object) -> bool:
         return name in self._entries or name in self._aliases
 
     def __iter__(self) -> Iterator[str]:
@@ -246,11 +225,3 @@ def restored(*mappings: dict[Any, Any]) -> Iterator[None]:
         for mapping, before in zip(mappings, held, strict=True):
             mapping.clear()
             mapping.update(before)
-
-
-def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], num_labels: int | None = None) -> str:
-    """A table of escaped text; columns after the first `num_labels` are aligned to the right."""
-    left = len(headings) if num_labels is None else num_labels
-    lines = (f"| {' | '.join(cells)} |" for cells in rows)
-    alignment = "|---" * left + "|---:" * (len(headings) - left) + "|"
-    return "\n".join([f"| {' | '.join(headings)} |", alignment, *lines])

@@ -3,10 +3,11 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from .errors import LabError, cut, must_be, shortened
-from .registry import Registry
+from .registry import Entry, Registry
 
 _FORM = 'expected NAME, NAME:key=value,key=value or NAME:{"key": value}; a list is written [a|b]'
 
@@ -124,8 +125,21 @@ def parse_json_kwargs(text: str, what: str) -> dict[str, Any]:
     return kwargs
 
 
-def merge_spec(spec: str, kwargs: Mapping[str, Any] | None, registry: Registry) -> tuple[str, dict[str, Any]]:
-    """The name in `registry` and the given parameters, checked. A parameter in both `spec` and `kwargs` is an error."""
+@dataclass(frozen=True)
+class Choice:
+    """An entry of a registry with parameters: those that were given, and all of them with their values."""
+
+    entry: Entry
+    given: dict[str, Any]
+    kwargs: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+
+def choose(spec: str, kwargs: Mapping[str, Any] | None, registry: Registry) -> Choice:
+    """The choice that a spec string and further parameters make, checked. A parameter in both is an error."""
     name, from_spec = parse_spec(spec)
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise must_be("kwargs", kwargs, "a dictionary", "such as {'gamma': 0.5}", of=repr(name))
@@ -133,11 +147,17 @@ def merge_spec(spec: str, kwargs: Mapping[str, Any] | None, registry: Registry) 
     for key in from_spec.keys() & given.keys():
         raise LabError(f"{key!r} is given twice: in the spec string {spec!r} and as {key}={given[key]!r}. Drop one.")
     given |= from_spec
-    registry[name].resolve(given)
-    return registry[name].name, given
+    entry = registry[name]
+    return Choice(entry, given, entry.resolve(given))
+
+
+def merge_spec(spec: str, kwargs: Mapping[str, Any] | None, registry: Registry) -> tuple[str, dict[str, Any]]:
+    """The name and the given parameters of a [`Choice`]."""
+    choice = choose(spec, kwargs, registry)
+    return choice.name, choice.given
 
 
 def resolve_spec(spec: str, kwargs: Mapping[str, Any] | None, registry: Registry) -> tuple[str, dict[str, Any]]:
-    """The name in `registry` and all its parameters, from a spec string and a dictionary."""
-    name, given = merge_spec(spec, kwargs, registry)
-    return name, registry[name].resolve(given)
+    """The name and all parameters of a [`Choice`]."""
+    choice = choose(spec, kwargs, registry)
+    return choice.name, choice.kwargs

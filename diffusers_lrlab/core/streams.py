@@ -1,4 +1,4 @@
-"""Random streams: random numbers that depend on their purpose, not on earlier random numbers.
+"""Random streams, whose numbers depend on their purpose and not on earlier numbers; and states of global generators.
 
 All random numbers of a run come from streams named by (seed, purpose, counters). The noise of update 57 is the same whether
 the run was resumed at update 50 or not, on one process or two, with or without gradient accumulation. So resuming is exact
@@ -9,7 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import TYPE_CHECKING
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     import torch
@@ -74,3 +79,59 @@ def block_randn(
     blocks = [torch.randn((size, *shape), generator=generator, device=device) for generator in generators]
     start = positions.start - first * size
     return torch.cat(blocks)[start : start + len(positions)]
+
+
+# --- global generators ----------------------------------------------------------------------------------------
+
+
+def random_states(with_devices: bool = True) -> dict[str, Any]:
+    """
+    The states of Python's, NumPy's and torch's generators and those of the accelerators, exact in JSON.
+
+    A forked process cannot use its parent's devices, so it passes `with_devices=False`.
+    """
+    import torch
+
+    version, words, gauss = random.getstate()
+    name, keys, *rest = np.random.get_state()
+    devices = _devices().get_rng_state_all() if with_devices and _has_devices() else []
+    return {
+        "python": [version, [*words], gauss],
+        "numpy": [name, np.asarray(keys).tolist(), *rest],
+        "torch": torch.get_rng_state().tolist(),
+        "devices": [state.tolist() for state in devices],
+    }
+
+
+def restore_random_states(states: dict[str, Any]) -> None:
+    import torch
+
+    version, words, gauss = states["python"]
+    random.setstate((version, tuple(words), gauss))
+    name, keys, *rest = states["numpy"]
+    np.random.set_state((name, np.array(keys, np.uint32), *rest))
+    torch.set_rng_state(torch.tensor(states["torch"], dtype=torch.uint8))
+    if states["devices"]:
+        _devices().set_rng_state_all([torch.tensor(state, dtype=torch.uint8) for state in states["devices"]])
+
+
+@contextmanager
+def random_states_kept(with_devices: bool = True) -> Iterator[None]:
+    """Restores the states of all generators when the block ends."""
+    states = random_states(with_devices)
+    try:
+        yield
+    finally:
+        restore_random_states(states)
+
+
+def _has_devices() -> bool:
+    import torch
+
+    return torch.accelerator.is_available() and hasattr(_devices(), "get_rng_state_all")
+
+
+def _devices() -> Any:
+    import torch
+
+    return torch.get_device_module(torch.accelerator.current_accelerator())

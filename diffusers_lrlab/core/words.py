@@ -1,4 +1,6 @@
-"""Numbers with their nouns, and durations, as text."""
+"""Numbers with their nouns, durations and tables as text."""
+
+from collections.abc import Iterable, Sequence
 
 
 def counted(number: float, noun: str, form: str = "") -> str:
@@ -35,3 +37,20 @@ def duration(seconds: float) -> str:
             return f"{seconds / size:.3g} {unit}"
     hours = seconds / 3600
     return f"{hours:.3g} h" if hours < 999.5 else f"{hours:,.0f} h"
+
+
+def aligned(rows: list[list[str]]) -> str:
+    """A table as text: the first column left-aligned, the others right-aligned."""
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    return "\n".join(
+        row[0].ljust(first) + "".join(cell.rjust(width + 2) for cell, width in zip(row[1:], others, strict=True))
+        for row in rows
+    )
+
+
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], num_labels: int | None = None) -> str:
+    """A table of escaped text; columns after the first `num_labels` are aligned to the right."""
+    left = len(headings) if num_labels is None else num_labels
+    lines = (f"| {' | '.join(cells)} |" for cells in rows)
+    alignment = "|---" * left + "|---:" * (len(headings) - left) + "|"
+    return "\n".join([f"| {' | '.join(headings)} |", alignment, *lines])

@@ -17,12 +17,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..core.environment import available_cores
 from ..core.errors import LabError
-from ..core.processes import end_with_parent
+from ..core.program import end_with_parent
 from ..core.streams import stream_generator
 from .batch import Batch, Conditions
 from .images import normalise
-from .layout import BatchLayout
 from .loading import TrainingData
+from .options import BatchLayout
 from .streams import BlockReader
 
 # The most workers of a process by default, and the fewest images of a run for which starting them is worthwhile.
@@ -58,37 +58,36 @@ class RowOrder:
 
 
 def iterate_batches(
-    data: TrainingData,
-    layout: BatchLayout,
-    seed: int,
-    updates: range,
-    num_workers: int = 0,
-    skip_corrupt: bool = False,
-    compact: bool = False,
+    data: TrainingData, layout: BatchLayout, seed: int, updates: range, num_workers: int = 0, compact: bool = False
 ) -> Generator[Batch, None, None]:
     """
     The examples of this process, update by update: float32 `(accumulation * micro_batch, *data.image_shape)` with their
     conditions.
 
-    `seed` is that of the order; a stream has its own. `num_workers` processes decode images that are not in memory. With
-    `skip_corrupt`, an image that cannot be decoded is replaced by the next row and noted in `data.skipped`; otherwise it is
-    an error that names the file. With `compact`, 8-bit levels are left to be normalised by [`to_device`].
+    `seed` is that of the order; a stream has its own. `num_workers` processes decode images that are not in memory. An image
+    that cannot be decoded is an error that names the file; if `data.skips_corrupt`, it is replaced by the next row and noted
+    in `data.skipped`. With `compact`, 8-bit levels are left to be normalised by [`to_device`].
     """
-    batches = _compact_batches(data, layout, seed, updates, num_workers, skip_corrupt)
-    if (classes := data.classes) is not None and classes.dropout:
-        told = zip(batches, updates, strict=True)
-        batches = (classes.drop(batch, layout.image_numbers(update)) for batch, update in told)
-    yield from batches if compact else map(Batch.normalised, batches)
-
-
-def _compact_batches(
-    data: TrainingData, layout: BatchLayout, seed: int, updates: range, num_workers: int, skip_corrupt: bool
-) -> Iterator[Batch]:
-    """Those of [`iterate_batches`] as they were read, with all of their labels."""
     if data.in_memory is not None:
-        layout.check_fits(len(data.in_memory))
-        yield from _iterate_memory(data, data.in_memory, layout, RowOrder(len(data.in_memory), seed), updates)
-        return
+        batches = _iterate_memory(data, data.in_memory, layout, seed, updates)
+    else:
+        batches = _iterate_files(data, layout, seed, updates, num_workers)
+    for update, batch in zip(updates, batches, strict=True):
+        if data.classes is not None and data.classes.dropout:
+            batch = data.classes.drop(batch, layout.image_numbers(update))
+        yield batch if compact else batch.normalised()
+
+
+def _iterate_memory(data: TrainingData, examples: Batch, layout: BatchLayout, seed: int, updates: range) -> Iterator[Batch]:
+    layout.check_fits(len(examples))
+    order, positions = RowOrder(len(examples), seed), np.array(layout.image_numbers(0))
+    for update in updates:
+        numbers = positions + update * layout.global_batch
+        batch = examples[torch.from_numpy(order.rows(numbers))]
+        yield batch.with_data(data.transform.augment(batch.data, numbers.tolist()))
+
+
+def _iterate_files(data: TrainingData, layout: BatchLayout, seed: int, updates: range, num_workers: int) -> Iterator[Batch]:
     source: _Rows | _Stream
     if data.num_images is None:
         source = _Stream(data, layout, max(1, num_workers))
@@ -96,7 +95,7 @@ def _compact_batches(
         layout.check_fits(data.num_images)
         source = _Rows(data, layout, seed)
     loader = DataLoader(
-        _Decoded(data, source, skip_corrupt),
+        _Decoded(data, source),
         batch_size=None,  # an item is a micro-batch, or a worker's part of one
         sampler=(item for update in updates for item in source.items(update)),
         num_workers=num_workers,
@@ -125,7 +124,7 @@ def _assemble(data: TrainingData, parts_of_updates: Iterable[Any], num_images: i
     for its_positions, part, problems in parts_of_updates:
         if isinstance(part, LabError):
             raise part
-        _note(data, problems)
+        data.note(problems)
         positions += its_positions
         parts.append(part)
         if len(positions) == num_images:
@@ -133,21 +132,6 @@ def _assemble(data: TrainingData, parts_of_updates: Iterable[Any], num_images: i
             batch = Batch.join(parts if has_one_dtype else [part.normalised() for part in parts])
             yield batch if positions == sorted(positions) else batch[torch.tensor(positions).argsort()]
             positions, parts = [], []
-
-
-def _note(data: TrainingData, problems: list[str]) -> None:
-    """Lists each corrupt image once, though it comes again every epoch."""
-    data.skipped += [problem for problem in dict.fromkeys(problems) if problem not in data.skipped]
-
-
-def _iterate_memory(
-    data: TrainingData, examples: Batch, layout: BatchLayout, order: RowOrder, updates: range
-) -> Iterator[Batch]:
-    positions = np.array(layout.image_numbers(0))
-    for update in updates:
-        numbers = positions + update * layout.global_batch
-        batch = examples[torch.from_numpy(order.rows(numbers))]
-        yield batch.with_data(data.transform.augment_all(batch.data, numbers.tolist()))
 
 
 # A request to the loader: positions in this process's batch, keys for `find`, image numbers in the run.
@@ -200,9 +184,8 @@ class _Stream:
 
 
 class _Decoded(Dataset[Any]):
-    def __init__(self, data: TrainingData, source: _Source, skip_corrupt: bool):
-        self.source, self.skip_corrupt = source, skip_corrupt
-        self.transform, self.read_compact = data.transform, data.read_compact
+    def __init__(self, data: TrainingData, source: _Source):
+        self.source, self.transform, self.skips_corrupt = source, data.transform, data.skips_corrupt
         self.no_conditions = data.held_out[:0].conditions
 
     def __getitem__(self, item: _Item) -> tuple[list[int], Batch | LabError, list[str]]:
@@ -226,11 +209,11 @@ class _Decoded(Dataset[Any]):
 
     def _read(self, examples: Any, index: int, image_number: int, problems: list[str]) -> tuple[torch.Tensor, Conditions]:
         """An image with its conditions, from `index` or the next row that is not corrupt."""
-        last = index + (len(examples) - 1 if self.skip_corrupt else 0)
+        last = index + (len(examples) - 1 if self.skips_corrupt else 0)
         while True:
             try:
-                image, conditions = self.read_compact(examples[index % len(examples)])
-                return self.transform.augment(image, image_number), conditions
+                cell, conditions = examples[index % len(examples)]
+                return self.transform.augment(self.transform.read(cell)[None], [image_number])[0], conditions
             except LabError as error:
                 if index == last:
                     raise

@@ -7,8 +7,7 @@ import hashlib
 import importlib
 import io
 import os
-import zipfile
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,17 +21,15 @@ if TYPE_CHECKING:
     import datasets
     import pyarrow as pa
 
-_METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+# Readers of tables of metadata, by ending, and how such a table is saved.
+_METADATA = {".csv": "columns separated by commas", ".jsonl": "a JSON object in each line", ".parquet": "Parquet"}
 _NO_IMAGES = ("HDF5", "MPEG")  # formats that PIL knows by name only
-# Packages by which PIL reads further formats: their modules, and the endings of these formats.
-_PLUGINS = {
-    "pillow-heif": ("pillow_heif", (".heic", ".heif", ".hif")),
-    "pillow-avif-plugin": ("pillow_avif", (".avif", ".avifs")),  # which newer versions of PIL read themselves
-    "pillow-jxl-plugin": ("pillow_jxl", (".jxl",)),
+_PLUGINS = ("pillow_heif", "pillow_avif", "pillow_jxl")  # packages by which PIL reads further formats
+# Endings of images that PIL reads with a plug-in only, or not at all: of phones, of cameras, and drawings.
+_OTHER_IMAGES = {
+    *(".heic", ".heif", ".hif", ".avif", ".jxl", ".svg"),
+    *(".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".rw2"),
 }
-_CONVERT = (".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".rw2", ".svg")  # raw files of cameras, and drawings
-_COMMON = ("PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP")
-_LOOKED_AT = 20  # files of another ending that are opened to find out whether they are images
 
 warn_once = functools.cache(warn)
 
@@ -52,7 +49,7 @@ def image_endings() -> frozenset[str]:
 
     Image.preinit()  # these formats are tried first
     Image.init()
-    for module, _ in _PLUGINS.values():
+    for module in _PLUGINS:
         with suppress(ImportError):
             plugin = importlib.import_module(module)
             getattr(plugin, "register_heif_opener", lambda: None)()
@@ -65,140 +62,79 @@ def ending_of(path: str) -> str:
 
 
 class FolderFiles:
-    """
-    The files below a folder, but for hidden ones. Links are followed, each folder once.
-
-    Images in zip archives have the path `zip://MEMBER::ARCHIVE`, and names as if the archive was a folder.
-    """
+    """The files below a folder, but for hidden ones. Links are followed, each folder once."""
 
     def __init__(self, folder: Path):
         self.folder = expanded(folder).resolve()
         self.images: dict[str, str] = {}  # paths by name, which is relative to the folder
         self.metadata: list[str] = []
         self.others: list[str] = []
-        self.unread: dict[str, list[str]] = defaultdict(list)  # paths by reason
-        self.archives: list[str] = []
-        self.packed_metadata: list[str] = []  # names, in archives
+        self.unread: dict[str, list[str]] = defaultdict(list)  # paths of images, and of folders and links, by reason
         for path in sorted(self._walk()):
-            if ending_of(path) in image_endings():
-                if os.fsencode(path).decode(errors="replace") == path:
-                    self.images[self.name_of(path)] = path
-                else:
-                    self.unread["rename these in UTF-8"].append(path)
-            elif os.path.basename(path) in _METADATA:
+            ending = ending_of(path)
+            if ending in image_endings():
+                self.images[self.name_of(path)] = path
+            elif os.path.basename(path) == f"metadata{ending}" and ending in _METADATA:
                 self.metadata.append(path)
             else:
-                (self.archives if ending_of(path) == ".zip" else self.others).append(path)
-        for path in self.archives:
-            if members := dict(self._images_in_archive(path)):
-                self.images |= members
-            else:
                 self.others.append(path)
+                if ending in _OTHER_IMAGES:
+                    self.unread["install a plug-in of PIL, such as pillow-heif, or convert these to PNG"].append(path)
+                elif ending == ".zip":
+                    self.unread["archives are read in a folder without other images: unpack it"].append(path)
 
     def name_of(self, path: str) -> str:
         return os.path.relpath(path, self.folder)
 
     def _walk(self) -> Iterator[str]:
         seen = set()
-        linked = deque([str(self.folder)])  # links come after the folders that are there themselves
-        while linked:
-            pending = [linked.popleft()]
-            while pending:
-                here = pending.pop()
-                try:
-                    facts = os.stat(here)
-                    entries = [] if (facts.st_dev, facts.st_ino) in seen else [*os.scandir(here)]
-                except OSError as error:
-                    self.unread[f"{error.strerror}"].append(here)
+        folders, linked = [str(self.folder)], list[str]()
+        while folders or linked:  # links come after the folders that are there themselves
+            here = folders.pop() if folders else linked.pop(0)
+            try:
+                facts = os.stat(here)
+                entries = (
+                    [] if (facts.st_dev, facts.st_ino) in seen else sorted(os.scandir(here), key=lambda each: each.name)
+                )
+            except OSError as error:
+                self.unread[f"{error.strerror}"].append(here)
+                continue
+            seen.add((facts.st_dev, facts.st_ino))
+            for entry in sorted(entries, key=lambda each: each.name):
+                if entry.name.startswith(".") or entry.name == "__MACOSX":
                     continue
-                seen.add((facts.st_dev, facts.st_ino))
-                for entry in sorted(entries, key=lambda each: each.name):
-                    if entry.name.startswith(".") or entry.name == "__MACOSX":
-                        continue
-                    if os.path.isfile(entry):
-                        yield entry.path
-                    elif not os.path.isdir(entry):
-                        self.unread["not a file, or a link that leads nowhere"].append(entry.path)
-                    elif not entry.is_symlink():
-                        pending.append(entry.path)
-                    elif not self.folder.is_relative_to(os.path.realpath(entry)):  # otherwise it is a loop
-                        linked.append(entry.path)
-
-    def _images_in_archive(self, path: str) -> Iterator[tuple[str, str]]:
-        try:
-            with zipfile.ZipFile(path) as archive:
-                members = sorted(archive.namelist())
-        except (OSError, zipfile.BadZipFile) as error:
-            self.unread[f"the archive is damaged: {error}"].append(path)
-            return
-        for member in members:
-            is_hidden = any(part.startswith(".") or part == "__MACOSX" for part in member.split("/"))
-            name = f"{self.name_of(path)}/{member}"
-            if ending_of(member) in image_endings() and not is_hidden:
-                yield name, f"zip://{member}::{path}"
-            elif os.path.basename(member) in _METADATA and not is_hidden:
-                self.packed_metadata.append(name)
+                if entry.is_file():
+                    yield entry.path
+                elif not entry.is_dir():
+                    self.unread["not a file, or a link that leads nowhere"].append(entry.path)
+                elif not entry.is_symlink():
+                    folders.append(entry.path)
+                elif not self.folder.is_relative_to(os.path.realpath(entry)):  # otherwise it is a loop
+                    linked.append(entry.path)
 
     def versions(self) -> Iterator[tuple[str, int, int]]:
         """The name, size and time of last change of each file that is read."""
-        plain = (path for path in self.images.values() if not path.startswith("zip://"))
-        for path in (*plain, *self.archives, *self.metadata):
+        for path in (*self.images.values(), *self.metadata):
             facts = os.stat(path)
             yield self.name_of(path), facts.st_size, facts.st_mtime_ns
 
     def contents(self) -> str:
         """The numbers of files by ending, in words."""
-        unread = [path for paths in self.unread.values() for path in paths]
-        endings = Counter(ending_of(path) for path in {*self.images, *self.metadata, *self.others, *unread})
+        endings = Counter(ending_of(path) for path in (*self.images, *self.metadata, *self.others))
         found = [f"{number:,} {ending or 'without an ending'}" for ending, number in endings.most_common()]
         return ", ".join(found[:6]) + (", ..." if len(found) > 6 else "") or "no files"
 
     def describe_unread(self) -> str:
-        """The number, examples and reasons of the images and the metadata that are not read; empty if all are."""
-        unread = {**self.unread}
-        of_ending = defaultdict(list)
-        for path in self.others:
-            of_ending[ending_of(path)].append(path)
-        for ending, paths in of_ending.items():
-            reason, images = _unread_images(ending, paths)
-            if images:
-                unread[reason] = [*unread.get(reason, []), *images]
-        packed = f" {self.packed_metadata[0]!r} was not read: unpack the archive to use it." if self.packed_metadata else ""
-        if not unread:
-            return packed.strip()
-        missed = {path for paths in unread.values() for path in paths}
+        """The number, examples and reasons of the images that are not read; empty if all are."""
+        if not self.unread:
+            return ""
+        missed = {path for paths in self.unread.values() for path in paths}
         total = len(missed | {*self.images.values()})
-        parts = [f"{len(paths):,} such as {self._example(paths[0])} ({reason})" for reason, paths in unread.items()]
+        parts = [f"{len(paths):,} such as {self.name_of(paths[0])!r} ({reason})" for reason, paths in self.unread.items()]
         return (
             f"{len(missed):,} of {counted(total, 'image', ',')} in {str(self.folder)!r} "
-            f"{agreeing(len(missed), 'was', 'were')} not read: {'; '.join(parts)}.{packed}"
+            f"{agreeing(len(missed), 'was', 'were')} not read: {'; '.join(parts)}."
         )
-
-    def _example(self, path: str) -> str:
-        name = self.name_of(path)
-        return repr(name) if name.isprintable() else repr(os.fsencode(name))
-
-
-def _unread_images(ending: str, paths: list[str]) -> tuple[str, list[str]]:
-    """Why files of an ending are not read, and those among them that are images."""
-    for package, (_, endings) in _PLUGINS.items():
-        if ending in endings:
-            return f"{ending} needs PIL's plug-in: install {package}", paths
-    if ending in _CONVERT:
-        return f"PIL does not read {ending}: convert these to PNG or JPEG", paths
-    found = paths if any(map(_is_image, paths[:_LOOKED_AT])) else []
-    why = f"{ending} is not an ending of images" if ending else "the name has no ending"
-    return f"{why}: add .png or .jpg", [path for path in found if _is_image(path)]
-
-
-def _is_image(path: str) -> bool:
-    from PIL import Image
-
-    try:
-        with Image.open(path, formats=_COMMON):
-            return True
-    except Exception:  # decoders raise many types for what is not an image
-        return False
 
 
 def open_image_folder(files: FolderFiles, split: str) -> datasets.Dataset:
@@ -217,9 +153,8 @@ def open_image_folder(files: FolderFiles, split: str) -> datasets.Dataset:
         raise ValueError(f"{error} Hint: --dataset_split {next(iter(lengths))}") from None
     if unread := files.describe_unread():
         warn_once(unread)
-    dataset = hf_datasets.concatenate_datasets(
-        [splits[each.splitname].select(range(each.from_, each.to)) for each in chosen]
-    )
+    parts = [splits[each.splitname].select(range(each.from_, each.to)) for each in chosen]
+    dataset = hf_datasets.concatenate_datasets(parts)
     dataset._fingerprint = digest_of([split, *files.versions()])
     return dataset
 
@@ -252,13 +187,13 @@ def _rows_by_split(files: FolderFiles) -> dict[str, datasets.Dataset]:
 
 
 def _top(name: str) -> str:
-    """The folder at the top that an image is in, or the archive; empty for an image at the top."""
-    return name.rpartition("/")[0].partition("/")[0].removesuffix(".zip")
+    """The folder at the top that an image is in; empty for an image at the top."""
+    return name.rpartition("/")[0].partition("/")[0]
 
 
 def _folder(name: str) -> str:
     """The folder that an image is in."""
-    return os.path.basename(os.path.dirname(name)).removesuffix(".zip")
+    return os.path.basename(os.path.dirname(name))
 
 
 def _folders_of_splits(files: FolderFiles) -> dict[str, str]:
@@ -303,36 +238,24 @@ def _described_rows(files: FolderFiles, words: dict[str, str]) -> dict[str, tupl
 
 
 def _read_metadata(files: FolderFiles, path: str) -> tuple[datasets.Dataset, list[str]]:
-    """
-    The rows of a table of metadata, and the names of their images. A column `file_name` becomes the column `image`, and
-    `mask_file_name` a column `mask` of images, too.
-    """
+    """The rows of a table of metadata, whose column `file_name` becomes `image`, and the names of their images."""
     import datasets as hf_datasets
     import pyarrow as pa
 
     table = _read_table(path)
-    images = {name: name.removesuffix("_file_name") for name in table.column_names if name.endswith("_file_name")}
-    if "file_name" in table.column_names:
-        images["file_name"] = "image"  # the last one, which names the rows
-    if not images:
+    if "file_name" not in table.column_names:
         raise LabError(
             f"{path!r} has no column file_name, which names the image of each row; it has "
             f"{', '.join(map(repr, table.column_names)) or 'none'}. Add it; columns of a csv file are separated by commas."
         )
     if not len(table):
         raise LabError(f"{path!r} has no rows. Hint: add a row for each image, or remove the file to train without it.")
-    names: list[str] = []
-    for column, image in images.items():
-        cells = [
-            os.path.normpath(os.path.join(os.path.dirname(path), str(cell))) if cell else None
-            for cell in table[column].to_pylist()
-        ]
-        names = [files.name_of(cell) if cell else "" for cell in cells]
-        table = table.set_column(table.column_names.index(column), image, pa.array(cells, pa.string()))
+    folder, cells = os.path.dirname(path), table["file_name"].to_pylist()
+    paths = [os.path.normpath(os.path.join(folder, str(cell))) if cell else None for cell in cells]
+    table = table.set_column(table.column_names.index("file_name"), "image", pa.array(paths, pa.string()))
     rows = hf_datasets.Dataset(hf_datasets.table.InMemoryTable(table))
-    for image in images.values():
-        rows = rows.cast_column(image, hf_datasets.Image(decode=False))
-    return rows, names
+    names = [files.name_of(each) if each else "" for each in paths]
+    return rows.cast_column("image", hf_datasets.Image(decode=False)), names
 
 
 def _read_table(path: str) -> pa.Table:
@@ -340,17 +263,14 @@ def _read_table(path: str) -> pa.Table:
     import pyarrow as pa
     from pyarrow import json, parquet
 
-    content = Path(path).read_bytes()
+    content, ending = Path(path).read_bytes(), ending_of(path)
     try:
-        if ending_of(path) != ".parquet":
+        if ending != ".parquet":
             content.decode()  # pyarrow checks texts only when they are used
-        if ending_of(path) == ".csv":
+        if ending == ".csv":
             return pa.Table.from_pandas(pandas.read_csv(io.BytesIO(content)), preserve_index=False)
-        if ending_of(path) == ".jsonl":
+        if ending == ".jsonl":
             return json.read_json(io.BytesIO(content), json.ReadOptions(block_size=max(len(content), 1)))
         return parquet.read_table(io.BytesIO(content))
     except ValueError as error:  # also of pandas and pyarrow
-        form = {".csv": "columns separated by commas", ".jsonl": "a JSON object in each line"}.get(
-            ending_of(path), "Parquet"
-        )
-        raise LabError(f"{path!r} cannot be read ({error}). Save it as UTF-8 with {form}.") from None
+        raise LabError(f"{path!r} cannot be read ({error}). Save it as UTF-8 with {_METADATA[ending]}.") from None

@@ -15,16 +15,14 @@ from ..core.errors import LabError, is_first_process, must_be
 from ..core.files import expanded, new_folder
 from ..core.manifest import MANIFEST, file_sums, find_damage
 from ..core.options import check_needs, check_ranges
-from ..core.ranges import COUNT
 from ..core.streams import stream_generator, stream_uniform
+from ..core.values import COUNT
 from . import latents
-from .batch import Batch
 from .image_sets import IMAGE_DATASETS, image_set
 from .images import ImageTransform, decode, normalise
 from .labels import find_label_column
-from .layout import BatchLayout
-from .loading import TrainingData, find_image_column, hold_out_rows
-from .options import DataConfig
+from .loading import TrainingData, find_image_column, table_data
+from .options import BatchLayout, DataConfig
 from .sources import open_dataset
 from .toy2d import TOY_DATASETS
 
@@ -130,7 +128,7 @@ class _Encoder:
 
     def _read(self, cell: Any) -> torch.Tensor:
         try:
-            return self.transform.fixed(normalise(self.transform.resize_compact(decode(cell))))
+            return self.transform.fixed(normalise(self.transform.resize(decode(cell))))
         except LabError as error:
             name = (cell and cell["path"]) or "(embedded bytes)"
             raise LabError(f"The image {name!r} cannot be read: {error} Replace or remove it.") from None
@@ -165,23 +163,21 @@ class LatentTransform:
         """Mean and standard deviation, and both of the mirrored image, as far as they are stored: `(parts, *shape)`."""
         return torch.frombuffer(bytearray(cell), dtype=torch.float32).view(-1, *self.shape)
 
-    read_compact = read
-
     def fixed(self, tensor: torch.Tensor) -> torch.Tensor:
         """The mean, not flipped; `tensor` may have more dimensions in front."""
         return self._scaled(tensor.select(-4, 0))
 
-    def augment(self, tensor: torch.Tensor, number: int) -> torch.Tensor:
-        """A draw from mean and variance, of the mirrored image for half of the numbers if it was encoded."""
+    def augment(self, tensors: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
+        """Draws from mean and variance, of the mirrored image for half of the numbers if it was encoded."""
+        return torch.stack([self._draw(tensor, number) for tensor, number in zip(tensors, numbers, strict=True)])
+
+    def _draw(self, tensor: torch.Tensor, number: int) -> torch.Tensor:
         versions = tensor.view(1 + self.record.flip, -1, *self.shape)
         latent, *std = versions[int(self.record.flip and stream_uniform(self.seed, "flip", number) < 0.5)]
         if std:
             noise = torch.randn(self.shape, generator=stream_generator(self.seed, "latent", number))
             latent = latent + std[0] * noise
         return self._scaled(latent)
-
-    def augment_all(self, tensors: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
-        return torch.stack([self.augment(tensor, number) for tensor, number in zip(tensors, numbers, strict=True)])
 
     def _scaled(self, latent: torch.Tensor) -> torch.Tensor:
         return (latent - self.record.shift_factor) * self.record.scaling_factor
@@ -195,13 +191,9 @@ def load_latent_data(config: DataConfig, seed: int, layout: BatchLayout) -> Trai
     if is_first_process() and (damage := find_damage(folder)):  # the others would read the same files
         raise LabError(f"{damage}. {latents.ENCODE_AGAIN}.")
     record = latents.read_latents_record(folder)
-    dataset = Dataset.from_file(str(folder / latents.ROWS_FILE))
-    label = find_label_column(dataset, config)
-    labels, rows = None if label is None else label.read_all(dataset), dataset.select_columns(["latent"])
-    name, fingerprint = config.dataset_name or config.train_data_dir or "", file_sums(folder / MANIFEST)["sha256"]
-    data = TrainingData(name, rows, Batch(torch.empty(0)), "latent", fingerprint, LatentTransform(record, seed))
+    dataset, fingerprint = Dataset.from_file(str(folder / latents.ROWS_FILE)), file_sums(folder / MANIFEST)["sha256"]
+    data = table_data(config, seed, dataset, "latent", LatentTransform(record, seed), fingerprint)
     data.image_set = latents.image_set_of(config)
     data.autoencoder = {**record.autoencoder, "weights_sha256": record.weights_sha256}
-    hold_out_rows(data, config, label, labels, seed)
     layout.check_fits(len(data.train))
     return data

@@ -16,8 +16,7 @@ from .image_folder import digest_of
 from .image_sets import image_set
 from .images import ImageTransform, normalise
 from .labels import KEYWORD, Classes, Example, Examples, LabelColumn, find_classes, find_label_column
-from .layout import BatchLayout
-from .options import DataConfig
+from .options import BatchLayout, DataConfig
 from .shards import open_shards
 from .sources import columns_of, open_dataset
 from .streams import ShardedStream
@@ -27,26 +26,20 @@ if TYPE_CHECKING:
 
 
 class Transform(Protocol):
-    """Transforms a cell of the dataset to a tensor; [`ImageTransform`] and [`PointTransform`] are transforms."""
+    """From a cell of the dataset to a tensor, as [`ImageTransform`], [`PointTransform`] and [`LatentTransform`] do."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of a training tensor."""
 
     def read(self, cell: Any) -> torch.Tensor:
-        """The deterministic part; a `LabError` names a cell that cannot be read."""
+        """The deterministic part, before [`normalise`]; a `LabError` names a cell that cannot be read."""
 
-    def read_compact(self, cell: Any) -> torch.Tensor:
-        """`read` before [`normalise`]."""
-
-    def augment(self, tensor: torch.Tensor, number: int) -> torch.Tensor:
-        """The random part, a function of the image number in the run."""
-
-    def augment_all(self, tensors: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
-        """`augment` for several tensors of one size."""
+    def augment(self, tensors: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
+        """The random part, of tensors of one size: a function of their image numbers in the run."""
 
     def fixed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Replaces `augment` for held-out data, without randomness."""
+        """Replaces `augment` for held-out data, without randomness; of one tensor or of several."""
 
 
 @dataclass
@@ -64,7 +57,8 @@ class TrainingData:
     classes: Classes | None = None  # of labelled data
     image_set: str | None = None  # the embedded set whose images these are, or were encoded to these latents
     autoencoder: dict[str, Any] | None = None  # that encoded them, with the hash of its weights
-    skipped: list[str] = field(default_factory=list)  # errors of corrupt images that were skipped on request
+    skips_corrupt: bool = False  # images that cannot be decoded
+    skipped: list[str] = field(default_factory=list)  # errors of these, each once
     known: dict[Any, Any] = field(default_factory=dict)  # a cache for results that depend on the data only
 
     @property
@@ -74,24 +68,9 @@ class TrainingData:
             return len(self.in_memory)
         return len(self.train) if hasattr(self.train, "__len__") else None
 
-    def all_in_memory(self, most: int | None = None) -> Batch:
-        """The training images, centre-cropped; at most `most` if they must be decoded."""
-        if self.in_memory is not None:
-            return self.in_memory.with_data(self.transform.fixed(self.in_memory.data))
-        return self._stacked(itertools.islice(self.examples, most))
-
-    def random_sample(self, num: int, most: int) -> Batch:
-        """`num` random training images, of the first `most` if they must be decoded."""
-        if self.num_images is None:
-            return self.all_in_memory(num)
-        total = self.num_images if self.in_memory is not None else min(self.num_images, most)
-        rows = torch.randperm(total, generator=torch.Generator().manual_seed(0))[:num]
-        if self.in_memory is not None:
-            return self.in_memory.with_data(self.transform.fixed(self.in_memory.data))[rows]
-        return self._stacked(self.examples[row] for row in rows.tolist())
-
-    def _stacked(self, examples: Iterable[Example]) -> Batch:
-        return Batch.stack([self.read_fixed(example) for example in examples])
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        return self.transform.shape
 
     @property
     def examples(self) -> Any:
@@ -100,19 +79,52 @@ class TrainingData:
             return self.train
         return Examples(self.train[self.column], self.conditions)
 
-    def read_compact(self, example: Example) -> tuple[torch.Tensor, Conditions]:
-        """An image as the transform reads it, and its conditions."""
-        cell, conditions = example
-        return self.transform.read_compact(cell), conditions
+    def all_in_memory(self, most: int | None = None) -> Batch:
+        """The training images, centre-cropped; at most `most` if they must be decoded."""
+        if self.in_memory is not None:
+            return self.in_memory.with_data(self.transform.fixed(self.in_memory.data))
+        return self.decoded(itertools.islice(self.examples, most))
+
+    def random_sample(self, num: int, most: int) -> Batch:
+        """`num` random training images, of the first `most` if they must be decoded."""
+        if self.num_images is None:
+            return self.all_in_memory(num)
+        total = self.num_images if self.in_memory is not None else min(self.num_images, most)
+        rows = torch.randperm(total, generator=torch.Generator().manual_seed(0))[:num]
+        if self.in_memory is not None:
+            return self.all_in_memory()[rows]
+        return self.decoded(self.examples[row] for row in rows.tolist())
 
     def read_fixed(self, example: Example) -> tuple[torch.Tensor, Conditions]:
         """An image without randomness, in float32, and its conditions."""
-        pixels, conditions = self.read_compact(example)
-        return self.transform.fixed(normalise(pixels)), conditions
+        return self.transform.fixed(normalise(self.transform.read(example.cell))), example.conditions
 
-    @property
-    def image_shape(self) -> tuple[int, ...]:
-        return self.transform.shape
+    def decoded(self, examples: Iterable[Example]) -> Batch:
+        """Images without randomness, without corrupt ones if these are to be skipped."""
+        images = [(self.transform.fixed(image), conditions) for image, conditions in self.resized(examples)]
+        return Batch.stack(images) if images else self.held_out[:0]
+
+    def resized(self, examples: Iterable[Example]) -> Iterator[tuple[torch.Tensor, Conditions]]:
+        """Resized images in float32 with their conditions, without corrupt ones if these are to be skipped."""
+        from tqdm.auto import tqdm
+
+        for cell, conditions in tqdm(examples, desc="decode images", disable=None, leave=False, delay=2):
+            try:
+                yield normalise(self.transform.read(cell)), conditions
+            except LabError as error:
+                if not self.skips_corrupt:
+                    raise
+                self.note([str(error)])
+
+    def note(self, problems: Iterable[str]) -> None:
+        """Lists each corrupt image once, though it comes again every epoch."""
+        self.skipped += [problem for problem in dict.fromkeys(problems) if problem not in self.skipped]
+
+    def hold_out(self, examples: Iterable[Example], label: LabelColumn | None) -> None:
+        """Makes these examples the held-out ones."""
+        nothing = {} if label is None else {KEYWORD: torch.empty(0, dtype=torch.int64)}
+        self.held_out = Batch(torch.empty(0, *self.image_shape), nothing)
+        self.held_out = self.decoded(examples)
 
 
 def stream_data(
@@ -124,58 +136,34 @@ def stream_data(
     num_held_out = min(config.num_validation_images or 0, int(source.lengths.sum()) // 5)
     generator_seed, buffer = stream_seed(seed, "stream"), config.stream_shuffle_buffer
     train = ShardedStream(source, column, num_held_out, SPLIT_SEED, generator_seed, buffer)
-    fingerprint = source.fingerprint
+    data = TrainingData(name, train, Batch(torch.empty(0)), column, source.fingerprint, transform)
     if label is not None:  # whose values are in it, but not what they are to the model
-        fingerprint = digest_of([fingerprint, (KEYWORD, label.name)])
-    data = TrainingData(name, train, Batch(torch.empty(0)), column, fingerprint, transform)
+        data.fingerprint = digest_of([source.fingerprint, (KEYWORD, label.name)])
     data.classes = find_classes(label, None, config.label_dropout, seed)
-    hold_out(data, config, train.held_out_examples(), label)
+    data.skips_corrupt = config.skip_corrupt_images
+    data.hold_out(train.held_out_examples(), label)
     return data
 
 
-def hold_out_rows(
-    data: TrainingData, config: DataConfig, label: LabelColumn | None, labels: torch.Tensor | None, seed: int
-) -> None:
-    """Divides data with random access, and their labels, into rows to hold out and rows to train on."""
-    held_out, training = split_rows(len(data.train), config.num_validation_images or 0)
+def table_data(
+    config: DataConfig, seed: int, dataset: datasets.Dataset, column: str, transform: Transform, fingerprint: str
+) -> TrainingData:
+    """Data with random access, divided into rows to hold out and rows to train on, with their labels."""
+    label = find_label_column(dataset, config)
+    labels = None if label is None else label.read_all(dataset)
+    rows, name = dataset.select_columns([column]), config.dataset_name or config.train_data_dir or ""
+    data = TrainingData(name, rows, Batch(torch.empty(0)), column, fingerprint, transform)
+    data.skips_corrupt = config.skip_corrupt_images
+    held_out, training = split_rows(len(rows), config.num_validation_images or 0)
+    own = {}
     if labels is not None:
-        data.fingerprint = digest_of([data.fingerprint, (KEYWORD, labels.numpy().tobytes())])
-        data.conditions = {KEYWORD: labels[training]}
+        data.fingerprint = digest_of([fingerprint, (KEYWORD, labels.numpy().tobytes())])
+        data.conditions, own = {KEYWORD: labels[training]}, {KEYWORD: labels[held_out]}
     data.classes = find_classes(label, labels, config.label_dropout, seed)
-    own = {} if labels is None else {KEYWORD: labels[held_out]}
-    hold_out(data, config, Examples(data.train.select(held_out)[data.column], own), label)
+    data.hold_out(Examples(rows.select(held_out)[column], own), label)
     if held_out:
-        data.train = data.train.select(training)
-
-
-def decoded_rows(
-    data: TrainingData, config: DataConfig, examples: Iterable[Example]
-) -> Iterator[tuple[torch.Tensor, Conditions]]:
-    """Resized images with their conditions, without corrupt ones if these are to be skipped."""
-    from tqdm.auto import tqdm
-
-    for cell, conditions in tqdm(examples, desc="decode images", disable=None, leave=False, delay=2):
-        try:
-            pixels = data.transform.read(cell)
-        except LabError as error:
-            if not config.skip_corrupt_images:
-                raise
-            data.skipped.append(str(error))
-        else:
-            yield pixels, conditions
-
-
-def hold_out(data: TrainingData, config: DataConfig, examples: Iterable[Example], label: LabelColumn | None) -> None:
-    """Makes these examples the held-out ones."""
-    images = [(data.transform.fixed(pixels), conditions) for pixels, conditions in decoded_rows(data, config, examples)]
-    data.held_out = batch_of(images, data, label)
-
-
-def batch_of(images: list[tuple[torch.Tensor, Conditions]], data: TrainingData, label: LabelColumn | None) -> Batch:
-    """Images with their conditions as a batch, which may be empty."""
-    if images:
-        return Batch.stack(images)
-    return Batch(torch.empty(0, *data.image_shape), {} if label is None else {KEYWORD: torch.empty(0, dtype=torch.int64)})
+        data.train = rows.select(training)
+    return data
 
 
 # --- images -------------------------------------------------------------------------------------------------------------
@@ -188,7 +176,6 @@ def load_image_data(config: DataConfig, seed: int, layout: BatchLayout) -> Train
     dataset = open_dataset(config)
     column = find_image_column(dataset, config.image_column)
     dataset = dataset.cast_column(column, hf_datasets.Image(decode=False))
-    label = find_label_column(dataset, config)
     channels, resolution = config.image_shape
     transform = ImageTransform(
         resolution=resolution,
@@ -200,25 +187,19 @@ def load_image_data(config: DataConfig, seed: int, layout: BatchLayout) -> Train
     )
     name = config.dataset_name or config.train_data_dir or ""
     if config.streaming:
-        return stream_data(config, seed, dataset, column, transform, name, label)
-    labels = None if label is None else label.read_all(dataset)
-    rows = dataset.select_columns([column])
-    data = TrainingData(name, rows, Batch(torch.empty(0)), column, fingerprint_of(config, rows), transform)
-    data.image_set = name if image_set(config.dataset_name) is not None else None
-    hold_out_rows(data, config, label, labels, seed)
+        return stream_data(config, seed, dataset, column, transform, name, find_label_column(dataset, config))
+    if (embedded := image_set(config.dataset_name)) is None:
+        fingerprint = dataset.select_columns([column])._fingerprint
+    else:
+        fingerprint = f"{name}-{resolution}" if "made" in embedded.traits else name
+    data = table_data(config, seed, dataset, column, transform, fingerprint)
+    data.image_set = None if embedded is None else name
     layout.check_fits(len(data.train))
-    if len(data.train) * 4 * transform.channels * transform.resolution**2 <= config.in_memory_limit_mb * 2**20:
-        _keep_in_memory(data, config, label)
+    if len(data.train) * 4 * channels * resolution**2 <= config.in_memory_limit_mb * 2**20:
+        _keep_in_memory(data, config)
     if not data.num_images:
         raise LabError(f"{name!r} has no images to train on.")
     return data
-
-
-def fingerprint_of(config: DataConfig, dataset: datasets.Dataset) -> str:
-    """A text that changes with the data."""
-    if (embedded := image_set(config.dataset_name)) is None:
-        return dataset._fingerprint
-    return f"{embedded.name}-{config.resolution}" if "made" in embedded.traits else embedded.name
 
 
 def find_image_column(dataset: datasets.Dataset, asked: str | None) -> str:
@@ -240,11 +221,11 @@ def find_image_column(dataset: datasets.Dataset, asked: str | None) -> str:
     return asked or columns[0]
 
 
-def _keep_in_memory(data: TrainingData, config: DataConfig, label: LabelColumn | None) -> None:
+def _keep_in_memory(data: TrainingData, config: DataConfig) -> None:
     """Decodes all training images, unless their sizes differ, as those of oblong images for random crops do."""
     images: list[tuple[torch.Tensor, Conditions]] = []
-    for pixels, conditions in decoded_rows(data, config, data.examples):
+    for pixels, conditions in data.resized(data.examples):
         images.append((data.transform.fixed(pixels) if config.center_crop else pixels, conditions))
         if images[-1][0].shape != images[0][0].shape:
             return
-    data.in_memory = batch_of(images, data, label)
+    data.in_memory = Batch.stack(images) if images else data.held_out[:0]

@@ -11,9 +11,8 @@ from ..core.errors import LabError, must_be
 from ..core.streams import split_rows
 from ..core.words import counted
 from .batch import Batch
-from .layout import BatchLayout
 from .loading import TrainingData, stream_data
-from .options import DataConfig
+from .options import BatchLayout, DataConfig
 from .sources import find_point_column, open_dataset
 from .toy2d import TOY_DATASETS, toy_points
 
@@ -43,13 +42,7 @@ class PointTransform:
             raise must_be(self.column, cell, wanted, "correct or remove the row")
         return point
 
-    def read_compact(self, cell: Any) -> torch.Tensor:
-        return self.read(cell)
-
-    def augment(self, tensor: torch.Tensor, number: int) -> torch.Tensor:
-        return tensor
-
-    def augment_all(self, tensors: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
+    def augment(self, tensors: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
         return tensors
 
     def fixed(self, tensor: torch.Tensor) -> torch.Tensor:

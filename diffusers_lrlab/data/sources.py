@@ -32,17 +32,16 @@ def open_dataset(config: DataConfig, streaming: bool | None = None) -> Any:
             return rows.to_iterable_dataset() if streaming else rows
         if streaming:
             return open_builder(config).as_streaming_dataset(split=config.dataset_split)
-        with _paths_taken_literally():
-            return hf_datasets.load_dataset(
-                _source(config), name=config.dataset_config_name, split=config.dataset_split, cache_dir=config.cache_dir
-            )
+        return hf_datasets.load_dataset(
+            _source(config), name=config.dataset_config_name, split=config.dataset_split, cache_dir=config.cache_dir
+        )
 
 
 def open_builder(config: DataConfig) -> Any:
     """The `datasets.DatasetBuilder` of a configuration, which lists the files."""
     import datasets as hf_datasets
 
-    with load_errors_explained(config), _paths_taken_literally():
+    with load_errors_explained(config):
         return hf_datasets.load_dataset_builder(_source(config), name=config.dataset_config_name, cache_dir=config.cache_dir)
 
 
@@ -71,7 +70,7 @@ def _open_table(config: DataConfig) -> Any:
             f"{_name(config)!r} was written by save_to_disk, which stores no configurations or splits. Leave "
             "--dataset_config_name and --dataset_split out."
         )
-    return hf_datasets.load_from_disk(_source(config))
+    return hf_datasets.load_from_disk(str(_folder(config)))
 
 
 def _name(config: DataConfig) -> str:
@@ -87,24 +86,12 @@ def _source(config: DataConfig) -> str:
     folder = _folder(config)
     if not folder.is_dir():
         return _name(config)
-    return os.path.abspath(folder)
-
-
-@contextmanager
-def _paths_taken_literally() -> Iterator[None]:
-    """Keeps `datasets` from taking brackets in the path of a local folder for a pattern."""
-    from datasets import data_files
-
-    resolve = data_files.resolve_pattern
-
-    def resolve_literally(pattern: str, base_path: str, *arguments: Any, **options: Any) -> list[str]:
-        return resolve(pattern, base_path if "://" in base_path else glob.escape(base_path), *arguments, **options)
-
-    data_files.resolve_pattern = resolve_literally
-    try:
-        yield
-    finally:
-        data_files.resolve_pattern = resolve
+    path = os.path.abspath(folder)
+    if glob.has_magic(path):
+        flag = "--train_data_dir" if config.train_data_dir else "--dataset_name"
+        wanted = "a path without the signs *, ? and [, which `datasets` takes for a pattern"
+        raise must_be(flag, path, wanted, "rename the folder")
+    return path
 
 
 @contextmanager
@@ -117,24 +104,10 @@ def load_errors_explained(config: DataConfig) -> Iterator[None]:
         from datasets.exceptions import DatasetGenerationError
 
         cause = error.__cause__ if type(error) is DatasetGenerationError else error  # its own text says nothing
-        if isinstance(cause, OSError) and (cache := _cache_at(cause.filename, config)):
-            raise LabError(
-                f"The cache of `datasets`, {cache!r}, cannot be used ({cause.strerror}: {cause.filename!r}). Hint: give a "
-                "folder by --cache_dir, or for all caches by the environment variable HF_HOME."
-            ) from error
         reason = str(cause or error)
         if isinstance(cause, (FileNotFoundError, ConnectionError)):  # of which DatasetNotFoundError is one
             reason = reason.rstrip(".") + _nothing_here(_name(config))
         raise LabError(f"Cannot load the dataset {_name(config)!r} (split {config.dataset_split!r}): {reason}") from error
-
-
-def _cache_at(path: Any, config: DataConfig) -> str | None:
-    """The folder of a cache that a path is in or leads to, if it is one."""
-    from datasets import config as of_datasets
-
-    places = [str(each) for each in (config.cache_dir, of_datasets.HF_DATASETS_CACHE, of_datasets.HF_CACHE_HOME) if each]
-    path = str(path or "\0")
-    return next((each for each in places if each.startswith(path) or path.startswith(each)), None)
 
 
 def _nothing_here(name: str) -> str:

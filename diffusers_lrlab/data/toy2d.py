@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ..core.extras import require_extra
-from ..core.ranges import Range
-from ..core.registered import Unusable, real_values
+from ..core.environment import require_extra
+from ..core.plugins import Unusable, real_values
 from ..core.registry import Registry
-from ..core.signatures import checked
 from ..core.streams import stream_seed
+from ..core.values import Range, checked
 
 if TYPE_CHECKING:
     import datasets
@@ -62,11 +61,8 @@ def mixture_log_prob(points: np.ndarray, centres: np.ndarray, scales: np.ndarray
     scaled, means = np.asarray(points, np.float64) / scales, centres / scales
     constant = -0.5 * means.shape[1] * math.log(2 * math.pi) - np.log(scales).sum() - math.log(len(means))
     size = max(1, _CHUNK_PAIRS // len(means))
-    parts = [np.empty(0)]
-    for start in range(0, len(scaled), size):
-        squares = cdist(scaled[start : start + size], means, "sqeuclidean")
-        parts.append(logsumexp(-0.5 * squares, axis=1) + constant)
-    return np.concatenate(parts)
+    chunks = [scaled[start : start + size] for start in range(0, max(1, len(scaled)), size)]
+    return np.concatenate([logsumexp(-0.5 * cdist(chunk, means, "sqeuclidean"), axis=1) + constant for chunk in chunks])
 
 
 def rectangles_log_prob(points: np.ndarray, corners: np.ndarray, size: tuple[float, float]) -> np.ndarray:
@@ -108,20 +104,11 @@ _TEMPLATE = "2d_diffusion template of SakanaAI/AI-Scientist"
 _FFJORD = "after the toy sets of FFJORD, arXiv 1810.01367"
 
 
-def _checked(log_prob: LogProb) -> LogProb:
-    def checked(points: np.ndarray) -> np.ndarray:
-        if np.ndim(points) != 2 or np.shape(points)[1] != 2:
-            raise ValueError(f"Expected points of shape (n, 2), got {np.shape(points)}.")
-        return log_prob(points)
-
-    return checked
-
-
 def _register(
     name: str, description: str, source: str, log_prob: LogProb | None = None, traits: tuple[str, ...] = ()
 ) -> Callable[[Any], Any]:
     if log_prob is not None:
-        LOG_PROBS[name] = _checked(log_prob)
+        LOG_PROBS[name] = log_prob
     facts = {"density": "no" if log_prob is None else "yes"}
     return TOY_DATASETS.register(name, description=description, source=source, traits=traits, facts=facts)
 

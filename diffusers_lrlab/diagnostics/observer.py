@@ -86,11 +86,10 @@ class TimestepObserver:
     """
 
     def __init__(self, num_bins: int, objective: Objective, process: NoiseProcess, probe_images: Batch | None, path: Path):
-        self.sampler, self.rank, self.path = objective.sampler, objective.layout.rank, path
-        self._num_processes = objective.layout.num_processes
+        self.sampler, self.layout, self.path = objective.sampler, objective.layout, path
         self.log = TimestepLog(num_bins, self.sampler.num_train_timesteps, objective.device, objective.gather)
         self.probes = None
-        if probe_images is not None and self.rank == 0:
+        if probe_images is not None and self.layout.rank == 0:
             self.probes = GradientProbes(probe_images, process, self.log.starts, objective.device)
 
     def add(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
@@ -99,12 +98,10 @@ class TimestepObserver:
 
     def add_row(self, first: int, last: int) -> list[int]:
         """Logs the losses of the updates from `first` to `last`; returns the bins whose loss is a spike."""
-        sums = self.log.take_sums()
-        return [] if self.rank else self.log.add_row(last, sums, expected_probabilities(self.sampler, first, last))
+        return self.log.add_row(last, expected_probabilities(self.sampler, first, last))
 
     def after_validation(self, update: int, timesteps: torch.Tensor, losses: dict[str, np.ndarray]) -> None:
-        if self.rank == 0:
-            self.log.add_validation(update, timesteps.cpu().numpy(), losses)
+        self.log.add_validation(update, timesteps.cpu().numpy(), losses)
 
     def measure_gradients(self, update: int, model: Any) -> None:
         """Measures gradients at the probes; other processes do not wait."""
@@ -112,7 +109,7 @@ class TimestepObserver:
             self.log.add_gradients(update, *self.probes(model))
 
     def write(self) -> None:
-        if self.rank == 0:
+        if self.layout.rank == 0:
             write_timesteps(self.log.table, self.path)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -121,10 +118,8 @@ class TimestepObserver:
 
     def load_state_dict(self, state: dict[str, torch.Tensor], update: int) -> None:
         """Restores the sums of a checkpoint and the rows before it."""
-        sums, is_main = state["sums"], self.rank == 0
-        if len(sums) == self._num_processes:
-            self.log.sums.copy_(sums[self.rank])
-        else:  # another number of processes: only the total counts
-            self.log.sums.copy_(sums.sum(0) if is_main else torch.zeros_like(sums[0]))
-        if is_main:
-            self.log.restore(read_timesteps(self.path), update)
+        sums, rank = state["sums"], self.layout.rank
+        if len(sums) != self.layout.num_processes:  # only the total counts
+            sums = torch.cat([sums.sum(0, keepdim=True), sums.new_zeros(self.layout.num_processes, *sums.shape[1:])])
+        self.log.sums.copy_(sums[rank])
+        self.log.restore(read_timesteps(self.path), update)

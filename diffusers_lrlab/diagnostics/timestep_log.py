@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,10 +88,6 @@ class SpikeDetector:
         return spikes
 
 
-def _of_one_process(sums: torch.Tensor) -> torch.Tensor:
-    return sums
-
-
 class TimestepLog:
     """
     The losses of images by noise level, from [`add`] to a row for each bin.
@@ -105,7 +101,7 @@ class TimestepLog:
         num_bins: int,
         num_train_timesteps: int,
         device: torch.device | str = "cpu",
-        gather: Callable[[torch.Tensor], torch.Tensor] = _of_one_process,
+        gather: Callable[[torch.Tensor], torch.Tensor] = lambda sums: sums,
     ):
         self.starts, self.gather = bin_starts(num_bins, num_train_timesteps), gather
         bins = torch.repeat_interleave(torch.arange(num_bins), torch.from_numpy(np.diff(self.starts)))
@@ -153,18 +149,13 @@ class TimestepLog:
             row["last_timestep"] = int(self.starts[index + 1]) - 1
             self._fresh.append({**row, **{key: values[index] for key, values in columns.items()}})
 
-    def take_sums(self) -> np.ndarray:
-        """The sums of all processes since the last call, by all processes at once."""
-        sums = self.gather(self.sums[None]).sum(0).cpu().numpy()
+    def add_row(self, update: int, expected: np.ndarray | None) -> list[int]:
+        """
+        Adds the losses of all processes since the last row and up to `update`, beside the expected probabilities `(T,)` of
+        these updates, if known. All processes call it. Returns the bins whose loss is a spike.
+        """
+        counts, totals, squares = self.gather(self.sums[None]).sum(0).cpu().numpy()
         self.sums.zero_()
-        return sums
-
-    def add_row(self, update: int, sums: np.ndarray, expected: np.ndarray | None) -> list[int]:
-        """
-        Adds the sums of the losses up to `update`, beside the expected probabilities `(T,)` of these updates, if known.
-        Returns the bins whose loss is a spike.
-        """
-        counts, totals, squares = sums
         with np.errstate(invalid="ignore", divide="ignore"):
             means = totals / counts
             variances = np.maximum(squares / counts - means**2, 0)
@@ -194,9 +185,8 @@ class TimestepLog:
                 columns[name] = _without_nan(np.bincount(bins, values, minlength=self.num_bins) / counts)
         self._add(update, columns)
 
-    def add_gradients(self, update: int, norms: Sequence[float], noise_scales: Sequence[float] | None = None) -> None:
-        columns = {"grad_norm": norms, "grad_noise_scale": [math.nan] * len(norms) if noise_scales is None else noise_scales}
-        self._add(update, {name: _without_nan(np.array(values)) for name, values in columns.items()})
+    def add_gradients(self, update: int, norms: Sequence[float], noise_scales: Sequence[float]) -> None:
+        self._add(update, {"grad_norm": _without_nan(norms), "grad_noise_scale": _without_nan(noise_scales)})
 
     def restore(self, table: pa.Table, update: int) -> None:
         """Restores the rows that existed after `update` updates."""
@@ -214,7 +204,7 @@ class TimestepLog:
             self._spikes.flag(means)
 
 
-def _without_nan(values: np.ndarray) -> list[float | None]:
+def _without_nan(values: Iterable[float]) -> list[float | None]:
     return [float(value) if math.isfinite(value) else None for value in values]
 
 

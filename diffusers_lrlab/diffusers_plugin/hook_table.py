@@ -1,87 +1,22 @@
-"""What a hook of the launcher is, and a row for each, from which its parser, checks, `--explain` and page are derived.
+"""The hooks of the launcher, a row for each, from which its parser, checks, `--explain` and page are derived.
 
-A new hook is a file in `hooks/` with the functions of [`HookModule`], and a row here. A hook's file is imported when it is
-used, so that `--help` stays fast.
+A new hook is a file in `hooks/` with the functions of [`installed_hooks.HookModule`], and a row here. A hook's file is
+imported when it is used, so that `--help` stays fast.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
-from ..core.ranges import COUNT, Range
-
-if TYPE_CHECKING:
-    import argparse
-
-    from torch.optim import Optimizer
-
-    from .host.run import HostRun
-    from .host.source import HostScript
-
-
-class Hook(Protocol):
-    """A change to a running script."""
-
-    @property
-    def num_seen(self) -> int:
-        """How often it had something to act on; 0 is an error with `--strict`."""
-        ...
-
-    def install(self) -> None:
-        """Runs before the script's first line. All replacements go through `run.patches`, which restores them."""
-        ...
-
-    def report(self) -> str:
-        """Lines for the end of the run; empty if there is nothing to say."""
-        ...
-
-
-class RangeTest(Protocol):
-    """A learning rate range test, such as [`finder.script_test.ScriptTest`]."""
-
-    @property
-    def most_updates(self) -> int: ...
-    @property
-    def lr(self) -> float: ...
-    def begin(self, optimizer: Optimizer) -> None: ...
-    def add(self, loss: float) -> bool: ...
-    def fail(self) -> None: ...
-
-
-@dataclass
-class Host:
-    """The program whose training the hooks change."""
-
-    script: HostScript  # in which hooks recognise their calls
-    run: HostRun  # in this process
-    options: argparse.Namespace  # of the launcher; in a range test, without those that have no effect there
-    range_test: RangeTest | None = None  # decides on learning rates
-    hooks: dict[str, Hook] = field(default_factory=dict)  # made so far, by the names of their rows
-
-    def need(self, name: str) -> Hook | None:
-        """The hook of a row, for another hook that acts through it."""
-        if name not in self.hooks and (hook := HOOKS[name].make(self)) is not None:
-            self.hooks[name] = hook
-        return self.hooks.get(name)
-
-    def given(self, *names: str) -> str:
-        """The given options of these rows, such as `"--timestep_sampler and --loss_weighting"`."""
-        options = [HOOKS[name].option for name in names]
-        return " and ".join(f"--{option.name}" for option in options if option.is_given(self.options))
-
-
-class HookModule(Protocol):
-    """The functions of a hook's file."""
-
-    def recognise(self, script: HostScript) -> str:
-        """What the hook acts on, in words; raises [`NotRecognised`] with the reason if there is nothing."""
-        ...
-
-    def make(self, host: Host) -> Hook | None:
-        """The hook, or `None` if it has nothing to do; raises [`NotRecognised`]."""
-        ...
+from ..core.environment import require_extra
+from ..core.errors import LabError, warn
+from ..core.registry import markdown_table
+from ..core.values import COUNT, Range
+from .host.source import HostScript, NotRecognised, find_faults
 
 
 @dataclass(frozen=True)
@@ -98,17 +33,12 @@ class HookOption:
     def is_given(self, options: argparse.Namespace) -> bool:
         return getattr(options, self.name) not in (None, False)
 
-    def check(self, value: Any) -> None:
-        """Raises a `LabError` for a number out of range."""
-        if self.value_type in (int, float):
-            self.range.check(f"--{self.name}", value, self.help)
-
 
 @dataclass(frozen=True, kw_only=True)
 class HookEntry:
     """A row. Hooks are made and installed in the order of the table."""
 
-    module: str | HookModule  # a file in `hooks/`
+    module: Any  # a file in `hooks/`, by its name, or what has the functions of a [`HookModule`]
     option: HookOption  # requests the hook
     settings: tuple[HookOption, ...] = ()  # have no effect without `option`, unless `is_always_there`
     extra: str = ""  # which it needs
@@ -119,16 +49,15 @@ class HookEntry:
         return self.is_always_there or self.option.is_given(options)
 
     def recognise(self, script: HostScript) -> str:
-        return self._module.recognise(script)
+        return str(self._module.recognise(script))
 
-    def make(self, host: Host) -> Hook | None:
+    def make(self, host: Any) -> Any:
         return self._module.make(host)
 
     @property
-    def _module(self) -> HookModule:
-        if not isinstance(self.module, str):
-            return self.module
-        return cast("HookModule", importlib.import_module(f"{__package__}.hooks.{self.module}"))
+    def _module(self) -> Any:
+        is_name = isinstance(self.module, str)
+        return importlib.import_module(f"{__package__}.hooks.{self.module}") if is_name else self.module
 
 
 def _switch(name: str, help: str, acts_in_range_test: bool = False) -> HookOption:
@@ -200,3 +129,90 @@ HOOKS: dict[str, HookEntry] = {
     ),
 }
 """By name, in the order in which the hooks are installed."""
+
+
+# --- the options of the rows ------------------------------------------------------------------------------------------
+
+
+def all_options() -> Iterator[tuple[HookEntry, HookOption]]:
+    for entry in HOOKS.values():
+        for option in (entry.option, *entry.settings):
+            yield entry, option
+
+
+class _Once(argparse._StoreAction):
+    """An option whose first value would otherwise be ignored."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
+        if (first := getattr(namespace, self.dest)) is not None:
+            parser.error(f"{option_string} {values}: must be given once, got {first} before. Hint: leave one out")
+        super().__call__(parser, namespace, values, option_string)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    for _, option in all_options():
+        kwargs: dict[str, Any] = {"action": "store_true"}
+        if option.value_type is not bool:
+            kwargs = {"type": option.value_type, "metavar": option.metavar, "action": _Once}
+        parser.add_argument(f"--{option.name}", help=option.help, **kwargs)
+
+
+def check_numbers(options: argparse.Namespace) -> None:
+    for _, option in all_options():
+        if option.value_type in (int, float):
+            option.range.check(f"--{option.name}", getattr(options, option.name), option.help)
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raises a `LabError` for a number out of range, an option without effect, and a package that is not installed."""
+    check_numbers(options)
+    for entry, option in all_options():
+        if option.is_given(options) and not entry.is_always_there and not entry.is_asked(options):
+            value, needed = f"--{option.name} {getattr(options, option.name)}", f"--{entry.option.name}"
+            raise LabError(f"{value} has no effect without {needed}. Add it, or remove --{option.name}.")
+    optional = [entry for entry in HOOKS.values() if not entry.is_always_there]
+    if options.strict and not any(entry.is_asked(options) for entry in optional):
+        needed = ", ".join(f"--{entry.option.name}" for entry in optional)
+        raise LabError(f"--strict has no effect without one of {needed}. Add one, or remove --strict.")
+    for entry in HOOKS.values():
+        if entry.extra and entry.is_asked(options) and (entry.option.acts_in_range_test or not options.find_lr):
+            require_extra(entry.extra, f"--{entry.option.name}")
+
+
+def options_of_test(options: argparse.Namespace) -> argparse.Namespace:
+    """The options that act in a range test. A warning names the others."""
+    idle = [option.name for _, option in all_options() if not option.acts_in_range_test and option.is_given(options)]
+    if idle:
+        warn(f"--find_lr does not train: {', '.join(f'--{name}' for name in idle)} has no effect on the test.")
+    return argparse.Namespace(**vars(options) | dict.fromkeys(idle))
+
+
+def options_table() -> str:
+    """All options of the launcher's hooks as a Markdown table."""
+    rows = []
+    for _, option in all_options():
+        value = "" if option.value_type is bool else f" {option.metavar}"
+        rows.append((f"`--{option.name}{value}`", option.help, "yes" if option.acts_in_range_test else "–"))
+    return markdown_table(("option, before the script's name", "effect", "with `--find_lr`"), rows)
+
+
+# --- --explain --------------------------------------------------------------------------------------------------------
+
+
+def recognisers() -> dict[str, Callable[[HostScript], str]]:
+    """Functions that describe what an option acts on or raise [`NotRecognised`], by option."""
+    return {f"--{entry.option.name}": entry.recognise for entry in HOOKS.values()}
+
+
+def explain(script: HostScript) -> str:
+    """What each option acts on in a script, and the script's own faults, a line each, from its text alone."""
+    width = max(map(len, recognisers()))
+    lines = [script.path]
+    for option, recognise in recognisers().items():
+        try:
+            found = recognise(script)
+        except NotRecognised as reason:
+            found = f"not here: {reason}"
+        lines.append(f"  {option:<{width}}  {found}")
+    faults = [f"  {fault.text}" for fault in find_faults(script)]
+    return "\n".join([*lines, "By itself, this script", *(faults or ["  has no known fault"])])

@@ -6,18 +6,13 @@ import numpy as np
 import torch
 
 from ..core.errors import LabError, must_be
-from ..core.ranges import SEED, Range
-from ..core.signatures import checked
+from ..core.values import SEED, Range, checked
 from ..core.words import counted
 
 # Squares of larger coordinates overflow in float64, which threads of KD-trees do not report.
 _LARGEST = float(np.finfo(np.float32).max)
 _PROJECTIONS = Range("[1, 1e6]", whole=True)
 _BLOCK_PAIRS = 4_000_000  # pairs of points at a time: 32 MB
-
-
-def _check_neighbour(k: int, most: int, sizes: str) -> None:
-    Range(f"[1, {most}]", whole=True).check("k", k, f"there are {sizes}")
 
 
 def as_points(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -62,8 +57,8 @@ def knn_kl(real: np.ndarray, generated: np.ndarray, k: int = 5) -> float:
     from scipy.spatial import cKDTree
 
     real, generated = as_points(real, generated)
-    sizes = f"{len(real)} real and {counted(len(generated), 'generated point')}"
-    _check_neighbour(k, min(len(real) - 1, len(generated)), sizes)
+    sizes = f"there are {len(real)} real and {counted(len(generated), 'generated point')}"
+    Range(f"[1, {min(len(real) - 1, len(generated))}]", whole=True).check("k", k, sizes)
     workers, smallest = torch.get_num_threads(), _resolution(real)
     # Its own point is the nearest one, at distance 0.
     own = cKDTree(real).query(real, k=[k + 1], workers=workers)[0]
@@ -143,7 +138,7 @@ def density_and_coverage(real: np.ndarray, generated: np.ndarray, k: int = 5) ->
     from scipy.spatial import cKDTree
 
     real, generated = as_points(real, generated)
-    _check_neighbour(k, len(real) - 1, f"{counted(len(real), 'real point')}")
+    Range(f"[1, {len(real) - 1}]", whole=True).check("k", k, f"there are {counted(len(real), 'real point')}")
     radii = cKDTree(real).query(real, k=[k + 1], workers=torch.get_num_threads())[0][:, 0]
     radii *= 1 + 1e-12  # balls are closed: a point at the distance itself is in, whatever rounding says
     # Repeated real points have balls of radius 0; they hold what float32 cannot distinguish from their centre.

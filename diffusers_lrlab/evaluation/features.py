@@ -1,5 +1,6 @@
 """Features and classes of images: the Fréchet distance, and small classifiers that are trained on the spot."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -10,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from ..core.errors import LabError
-from ..core.registered import Unusable, call_registered, real_values
-from ..core.signatures import checked
+from ..core.plugins import Unusable, call_registered, real_values
+from ..core.values import checked
 from ..core.words import counted
 from ..data.batch import Batch
 from ..data.image_sets import IMAGE_DATASETS
@@ -112,26 +113,31 @@ def _classifier_input(name: str, images: torch.Tensor) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class ImageFeatures:
+class ImageClassifier:
     """
-    Features of the images of an embedded set: the 32 units of [`image_features`] before the output.
+    A classifier of the images of an embedded set, which are `(num, channels, height, width)` in [-1, 1].
 
-    Calling it takes images `(num, channels, height, width)` in [-1, 1] and returns `(num, 32)`.
+    Calling it returns their features: its 32 units before the output, `(num, 32)`.
     """
 
     name: str
-    description: str  # how they were made
-    layers: tuple[tuple[np.ndarray, np.ndarray], ...]  # weights and biases, up to these units
+    network: Any  # scikit-learn's
+    description: str  # how it was made
+    error: float = math.nan  # share of held-out images that it misreads, if measured
 
     def __call__(self, images: torch.Tensor) -> np.ndarray:
         hidden = _classifier_input(self.name, images)
-        for weights, bias in self.layers:
+        for weights, bias in zip(self.network.coefs_[:-1], self.network.intercepts_[:-1], strict=True):
             hidden = np.maximum(hidden @ weights + bias, 0)
         return hidden
 
+    def accuracy(self, images: torch.Tensor, labels: np.ndarray) -> float:
+        """The share of images that it reads as these labels."""
+        return float((self.network.predict(_classifier_input(self.name, images)) == labels).mean())
+
 
 @cache
-def image_features(name: str) -> ImageFeatures:
+def image_features(name: str) -> ImageClassifier:
     """
     Features that suit an embedded set of images, without a download.
 
@@ -151,29 +157,14 @@ def image_features(name: str) -> ImageFeatures:
         images = torch.from_numpy(made.images[rows]).reshape(len(rows), *made.images.shape[1:3], channels)
         inputs, labels = _classifier_input(name, normalise(images.permute(0, 3, 1, 2))), made.labels[rows]
         some = f"{counted(len(rows), 'image', ',')} of {name}, {_SIDE}x{_SIDE} pixels"
-    classifier = _fit_classifier(inputs, labels)
-    layers = tuple(zip(classifier.coefs_[:-1], classifier.intercepts_[:-1], strict=True))
-    return ImageFeatures(name, f"32 penultimate units of scikit-learn's {_NETWORK} on {some}", layers)
+    description = f"32 penultimate units of scikit-learn's {_NETWORK} on {some}"
+    return ImageClassifier(name, _fit_classifier(inputs, labels), description)
 
 
-@dataclass(frozen=True)
-class ClassReader:
-    """Reads classes from images `(num, channels, height, width)` in [-1, 1]."""
-
-    name: str  # of the embedded set
-    classifier: Any
-    error: float  # share of held-out images that it misreads
-    description: str  # how it was made
-
-    def accuracy(self, images: torch.Tensor, labels: np.ndarray) -> float:
-        """The share of images that it reads as these labels."""
-        return float((self.classifier.predict(_classifier_input(self.name, images)) == labels).mean())
-
-
-def class_reader(name: str, training: Batch, held_out: Batch) -> ClassReader:
-    """An `MLPClassifier` of the classes of an embedded set, trained on 3,000 training images at most."""
-    some = training[:NUM_CLASSIFIED]
-    classifier = _fit_classifier(_classifier_input(name, some.data), some.conditions[KEYWORD].numpy())
-    misread = classifier.predict(_classifier_input(name, held_out.data)) != held_out.conditions[KEYWORD].numpy()
+def class_reader(name: str, training: Batch, held_out: Batch) -> ImageClassifier:
+    """A classifier for the classes of an embedded set, trained on 3,000 training images at most."""
+    some, labels = training[:NUM_CLASSIFIED], held_out.conditions[KEYWORD].numpy()
+    network = _fit_classifier(_classifier_input(name, some.data), some.conditions[KEYWORD].numpy())
     description = f"scikit-learn's {_NETWORK} on {counted(len(some), 'training image', ',')}"
-    return ClassReader(name, classifier, float(misread.mean()), description)
+    misread = network.predict(_classifier_input(name, held_out.data)) != labels
+    return ImageClassifier(name, network, description, float(misread.mean()))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.ranges import COUNT
+from ..core.values import COUNT
 from ..objective.process import NoiseProcess
 
 NUM_STEPS = 40

@@ -1,17 +1,19 @@
-"""All metrics. Those of images and of points are one decorated function each."""
+"""All metrics, each a decorated function; of a trained run, and of any two sets of samples."""
 
 import dataclasses
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 import torch
+from tqdm.auto import tqdm
 
-from diffusers_lrlab.data.loading import load_image_data
-from diffusers_lrlab.data.toy2d import LOG_PROBS
-
-from ..data.layout import BatchLayout
+from ..core.errors import LabError
+from ..data.loading import load_image_data
+from ..data.options import BatchLayout
+from ..data.toy2d import LOG_PROBS
 from . import distances
-from .features import NUM_CLASSIFIED, ClassReader, class_reader, frechet_distance, image_features
+from .features import NUM_CLASSIFIED, ImageClassifier, class_reader, frechet_distance, image_features
 from .likelihood import NUM_STEPS, exact_kl, log_likelihood
 from .registry import (
     ALL,
@@ -20,6 +22,7 @@ from .registry import (
     MOST_REAL,
     NEIGHBOUR,
     Evaluation,
+    Metric,
     better_of,
     metric_label,
     metrics_table,
@@ -30,18 +33,94 @@ from .validation_loss import ValidationLoss
 
 __all__ = ["METRICS", "better_of", "metric_label", "metrics_table", "register_metric", "word_for"]
 
+
+def evaluate(
+    run: Any,
+    samples: np.ndarray | None,
+    names: Collection[str] | None = None,
+    as_samples: Callable[[torch.Tensor], np.ndarray] = torch.Tensor.numpy,
+) -> dict[str, Any]:
+    """
+    The metrics of a trained run (a [`RunState`]) besides those in its log: these `names`, or all.
+
+    `samples` are of its averaged weights; without them, metrics that need some are omitted. `as_samples` converts data to
+    arrays in the form of samples.
+    """
+    evaluation, form = Evaluation(run, samples), run.kind.form
+    results: dict[str, Any] = {}
+    chosen = _metrics_of(run, samples is not None, names)
+    for metric in chosen:
+        if metric.of == "run":
+            results |= metric(evaluation)
+    compared = {metric.name: metric for metric in chosen if metric.of == "samples"}
+    if samples is None or not compared:
+        return results
+    num_real = run.data.num_images or MOST_REAL
+    most_real = max(metric.sizes(num_real, len(samples))[0] for metric in compared.values())
+    real = as_samples(evaluation.some_real(most_real).data[:most_real])
+    results |= compare_samples(real, samples, "distances of samples", compared, form)
+    # The score of held-out data in place of samples is the same for all runs on these data.
+    items = form if form in ("images", "points") else "data"
+    known, key = run.data.known, ("floors", len(samples), frozenset(compared))
+    if key not in known:
+        held_out = as_samples(run.data.held_out.data[: len(samples)])
+        known[key] = compare_samples(real, held_out, f"of held-out {items}", compared, form)
+    return results | {f"{name}_of_held_out_{items}": value for name, value in known[key].items()}
+
+
+def _metrics_of(run: Any, has_samples: bool, names: Collection[str] | None) -> list[Metric]:
+    """The metrics that [`evaluate`] computes."""
+    metrics = [metric for metric in METRICS.values() if metric.form in (None, run.kind.form) and metric.function]
+    metrics = [metric for metric in metrics if has_samples or "samples" not in metric.needs]
+    if names is not None:
+        return [metric for metric in metrics if metric.name in names]
+    if run.data.classes is None:
+        metrics = [metric for metric in metrics if "labels" not in metric.needs]
+    return [metric for metric in metrics if metric.fewest_samples <= (run.config.distance_samples or 0)]
+
+
+def compare_samples(
+    real: np.ndarray,
+    generated: np.ndarray,
+    progress: str | None = None,
+    names: Collection[str] | None = None,
+    form: str = "points",
+) -> dict[str, float]:
+    """
+    Every comparison of samples with data, or those with these `names`; none for too few samples.
+
+    Both are points `(num, dimension)`, or images `(num, height, width, channels)` in [0, 1], in random order. `progress` is
+    the text of a progress bar in a terminal.
+    """
+    results: dict[str, float] = {}
+    for images in (real, generated) if form == "images" else ():
+        lowest, highest = images.min(initial=1.0), images.max(initial=0.0)
+        if images.ndim != 4 or images.shape[1:] != real.shape[1:] or not (lowest >= 0 and highest <= 1):
+            got = f"{images.shape}, from {lowest:g} to {highest:g}"
+            raise LabError(f"Expected images (num, height, width, channels) of one size in [0, 1], got {got}.")
+    if min(len(real), len(generated)) <= NEIGHBOUR:
+        return results
+    metrics = [metric for metric in METRICS.values() if metric.of == "samples" and metric.form in (None, form)]
+    chosen = [metric for metric in metrics if metric.function and (names is None or metric.name in names)]
+    for metric in tqdm(chosen, desc=progress, leave=False, disable=None if progress else True):
+        num_real, num_generated = metric.sizes(len(real), len(generated))
+        results |= metric(real[:num_real], generated[:num_generated])
+    return results
+
+
 # --- images ----------------------------------------------------------------------------------------------------------
 
 _FEATURES, _ENCODED = "image features", "images that were encoded"  # keys of `TrainingData.known`
 
 
-def _has_features(evaluation: Evaluation) -> bool:
-    return evaluation.run.data.image_set is not None and len(evaluation.run.data.held_out) > 1
-
-
 def _images_of(evaluation: Evaluation) -> Any:
-    """The images that a run is trained on, or whose latents it is trained on, with the same held-out rows."""
+    """
+    The images that a run is trained on, or whose latents it is trained on, with the same held-out rows. `None` for images
+    of other sets than the embedded ones, which have no features.
+    """
     data, config = evaluation.run.data, evaluation.run.config
+    if data.image_set is None or len(data.held_out) < 2:
+        return None
     if data.autoencoder is None:
         return data
     if _ENCODED not in data.known:
@@ -68,14 +147,13 @@ def _images_of(evaluation: Evaluation) -> Any:
     },
 )
 def _frechet_distance(evaluation: Evaluation) -> dict[str, Any]:
-    """With what real images score in the place of samples; nothing for images of other sets than the embedded ones."""
-    if not _has_features(evaluation):
+    """With what real images score in the place of samples."""
+    data, num, images = evaluation.run.data, len(evaluation.samples), _images_of(evaluation)
+    if images is None:
         return {}
-    features, data = image_features(evaluation.run.data.image_set), evaluation.run.data
-    num = len(evaluation.samples)
+    features = image_features(data.image_set)
     samples = features(evaluation.samples_as_data)
     if _FEATURES not in data.known:
-        images = _images_of(evaluation)
         data.known[_FEATURES] = features(images.held_out.data), features(images.all_in_memory().data)
     held_out, training = data.known[_FEATURES]
     # In a random order: neighbours in the data set were written by the same people.
@@ -91,19 +169,6 @@ def _frechet_distance(evaluation: Evaluation) -> dict[str, Any]:
         "frechet_num_samples": num,
         "frechet_features": features.description,
     }
-
-
-def _class_reader(evaluation: Evaluation) -> ClassReader | None:
-    """Trained once on the data of a run; `None` without labels, or for images of other sets than the embedded ones."""
-    data, config = evaluation.run.data, evaluation.run.config
-    if data.classes is None or not _has_features(evaluation):
-        return None
-    key = "class reader", config.label_column
-    if key not in data.known:
-        images = _images_of(evaluation)
-        training = images.random_sample(NUM_CLASSIFIED, MOST_REAL)
-        data.known[key] = class_reader(data.image_set, training, images.held_out)
-    return data.known[key]
 
 
 @register_metric(
@@ -122,13 +187,17 @@ def _class_reader(evaluation: Evaluation) -> ClassReader | None:
     },
 )
 def _class_accuracy(evaluation: Evaluation) -> dict[str, Any]:
-    """With the classifier's own error; nothing where there is no classifier."""
-    reader, classes = _class_reader(evaluation), evaluation.run.data.classes
-    if reader is None or classes is None or not len(evaluation.samples):
+    """By a classifier that is trained once on the data, with its own error; nothing without labels."""
+    data, num, images = evaluation.run.data, len(evaluation.samples), _images_of(evaluation)
+    if images is None or data.classes is None or not num:
         return {}
-    num = len(evaluation.samples)
+    key = "class reader", evaluation.run.config.label_column
+    if key not in data.known:
+        training = images.random_sample(NUM_CLASSIFIED, MOST_REAL)
+        data.known[key] = class_reader(data.image_set, training, images.held_out)
+    reader: ImageClassifier = data.known[key]
     return {
-        "class_accuracy": reader.accuracy(evaluation.samples_as_data, classes.to_measure(num).numpy()),
+        "class_accuracy": reader.accuracy(evaluation.samples_as_data, data.classes.to_measure(num).numpy()),
         "class_accuracy_num_samples": num,
         "class_accuracy_error_of_classifier": reader.error,
         "class_accuracy_classifier": reader.description,

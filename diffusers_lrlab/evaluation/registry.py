@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ..core.errors import LabError
-from ..core.registered import Unusable, call_registered, note_registered, python_number
-from ..core.registry import markdown_table
-from ..core.signatures import checked
+from ..core.plugins import Unusable, call_registered, note_registered, python_number
+from ..core.values import checked
+from ..core.words import markdown_table
 
 if TYPE_CHECKING:  # a typing error does not wait for torch
     import torch
@@ -67,6 +67,11 @@ class Metric:
             is_note = name in self.notes and isinstance(figure, str)
             figures[name] = figure if is_note else python_number(figure, f"a number as {name!r}")
         return figures
+
+    def sizes(self, num_real: int, num_generated: int) -> tuple[int, int]:
+        """How many of these real and generated samples it compares."""
+        num_generated = min(num_generated, self.num_generated or num_generated)
+        return min(num_real, self.num_real or num_generated), num_generated
 
     @property
     def label(self) -> str:

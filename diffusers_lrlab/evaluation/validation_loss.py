@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.random_states import random_states_kept
-from ..core.streams import block_randn, stream_generator
+from ..core.streams import block_randn, random_states_kept, stream_generator
 from ..data.batch import Batch
 from ..objective.process import NoiseProcess
 

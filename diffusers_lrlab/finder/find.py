@@ -15,27 +15,27 @@ from tqdm.auto import tqdm
 from ..core.environment import describe_environment, is_watched, launch_command
 from ..core.errors import LabError, arguments_named, is_first_process
 from ..core.options import defaults_of, names_where
-from ..core.random_states import random_states_kept
-from ..core.ranges import COUNT
-from ..core.registered import registered_code_located
-from ..core.signatures import checked
+from ..core.plugins import registered_code_located
+from ..core.streams import random_states_kept
+from ..core.values import checked
 from ..core.words import counted
 from ..optimizers.entries import OPTIMIZERS
 from ..training.config import TrainingConfig, as_call
+from ..training.plan import Plan, make_plan
+from ..training.prepare import prepare_resolved, resolve_and_check
 from ..training.resume import locked_folder
 from ..training.run_folder import RunFolder
+from ..training.trainer import Trainer
 from .on_trainer import range_test_of
 from .range_test import OF_BATCHES, FinderConfig, RangeTest, Sweep
 from .result import FinderResult, deciding
-from .suggestions import RULES, combine
+from .suggestions import combine, minimum_tenth
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from ..data.loading import TrainingData
     from ..diffusers_plugin.hooks.find_lr import FindLrHook
-    from ..training.plan import Plan
-    from ..training.trainer import Trainer
 
 _RANGE = (1e-7, 1e-2)  # for AdamW
 
@@ -55,8 +55,6 @@ def find_lr(config: TrainingConfig, settings: FinderConfig | None = None) -> Fin
     Raises:
         LabError: for invalid options; where possible before data is read or a model is built.
     """
-    from ..training.prepare import prepare_resolved, resolve_and_check
-
     # Making a model, and some imports, draw random numbers.
     with arguments_named(), random_states_kept():
         resolved = resolve_and_check(config)
@@ -71,8 +69,6 @@ def find_lr_for_folder(config: TrainingConfig, settings: FinderConfig | None = N
     Calls [`find_lr`] and saves the result in `lrlab/` of the run's folder, for the run and its card. If that folder holds a
     run already, a folder beside it is used.
     """
-    from ..training.prepare import prepare_resolved, resolve_and_check
-
     settings = resolve_settings(settings or FinderConfig(), config.optimizer)
     changed = {name for name, default in defaults_of(TrainingConfig).items() if getattr(config, name) != default}
     for name in names_where(TrainingConfig, finder="refuses"):
@@ -80,7 +76,9 @@ def find_lr_for_folder(config: TrainingConfig, settings: FinderConfig | None = N
             raise LabError(f"--{name} is for training and has no effect on the finder. Leave it out.")
     idle = [f"--{name}" for name in names_where(TrainingConfig, finder="ignores") if name in changed]
     resolved = resolve_and_check(config)
-    own = _own_folder(resolved.output_dir)
+    own = resolved.output_dir
+    while RunFolder(path := Path(own)).holds_run():  # whose record and card belong to an earlier test
+        own = f"{path if path.name not in ('', '..') else path.resolve()}-find-lr"
     if own != resolved.output_dir and is_first_process():
         sys.stderr.write(f"{resolved.output_dir!r} holds a run and is not changed. The result goes to {own!r}.\n")
     resolved = dataclasses.replace(resolved, output_dir=own)
@@ -95,20 +93,11 @@ def find_lr_for_folder(config: TrainingConfig, settings: FinderConfig | None = N
     return result, folder.path
 
 
-def _own_folder(output_dir: str) -> str:
-    """`output_dir`, or a folder beside it if that holds a run, whose record and card belong to an earlier test."""
-    while RunFolder(path := Path(output_dir)).holds_run():
-        output_dir = f"{path if path.name not in ('', '..') else path.resolve()}-find-lr"
-    return output_dir
-
-
 @registered_code_located()
 def find_rate_for(
     plan: Plan, data: TrainingData, accelerator: Accelerator, settings: FinderConfig | None = None
 ) -> FinderResult:
     """[`find_lr`] for a planned run; restores the accelerator."""
-    from ..training.trainer import Trainer
-
     with random_states_kept(), tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(plan, data, accelerator, RunFolder(Path(folder), accelerator.is_main_process))
         try:
@@ -119,8 +108,6 @@ def find_rate_for(
 
 def plan_with_found_rate(plan: Plan, data: TrainingData, accelerator: Accelerator) -> tuple[Plan, FinderResult]:
     """The plan with the learning rate that the finder suggests, printed with the reason."""
-    from ..training.plan import make_plan
-
     found = find_rate_for(plan, data, accelerator)
     accelerator.print(found.describe())  # also without a suggestion, where `found.lr` raises
     accelerator.print(f"Learning rate {found.lr:g}, as the finder suggests.\n")
@@ -136,12 +123,26 @@ def find_lr_of(trainer: Trainer, settings: FinderConfig | None = None) -> Finder
     quiet = not trainer.accelerator.is_main_process
     for repeat in tqdm(range(settings.repeats), desc="find learning rate", unit="test", disable=quiet or not is_watched()):
         sweeps.append(range_test_of(trainer, settings, repeat))
-    return _result(settings, sweeps, time.perf_counter() - started, _about(trainer))
+    config, plan = trainer.run.config, trainer.run.plan
+    about = {
+        "data": trainer.run.data.name,
+        "model": plan.model_config,
+        "num_parameters": plan.num_parameters,
+        "deciding": deciding(config.to_dict(), plan.num_parameters, plan.layout.global_batch),
+        "optimizer": config.optimizer,
+        "optimizer_kwargs": config.optimizer_kwargs,
+        "global_batch": plan.layout.global_batch,
+        "seed": config.seed,
+        "at_update": trainer.run.update,
+        "command": launch_command() or as_call(config, "find_lr"),
+    }
+    return _result(settings, sweeps, started, about)
 
 
-def _result(settings: FinderConfig, sweeps: list[Sweep], seconds: float, about: dict[str, Any]) -> FinderResult:
-    suggestions = {name: combine([rule(sweep.lrs, sweep.losses) for sweep in sweeps]) for name, rule in RULES.items()}
-    return FinderResult(settings, tuple(sweeps), suggestions, seconds, about)
+def _result(settings: FinderConfig, sweeps: list[Sweep], started: float, about: dict[str, Any]) -> FinderResult:
+    suggestion = combine([minimum_tenth(sweep.lrs, sweep.losses) for sweep in sweeps])
+    seconds, about = time.perf_counter() - started, about | {"meta": describe_environment()}
+    return FinderResult(settings, tuple(sweeps), suggestion, seconds, about)
 
 
 def resolve_settings(settings: FinderConfig, optimizer: str) -> FinderConfig:
@@ -156,23 +157,6 @@ def resolve_settings(settings: FinderConfig, optimizer: str) -> FinderConfig:
     resolved = dataclasses.replace(settings, start_lr=settings.start_lr or low, end_lr=settings.end_lr or high)
     resolved.check()
     return resolved
-
-
-def _about(trainer: Trainer) -> dict[str, Any]:
-    config, plan = trainer.run.config, trainer.run.plan
-    return {
-        "data": trainer.run.data.name,
-        "model": plan.model_config,
-        "num_parameters": plan.num_parameters,
-        "deciding": deciding(config.to_dict(), plan.num_parameters, plan.layout.global_batch),
-        "optimizer": config.optimizer,
-        "optimizer_kwargs": config.optimizer_kwargs,
-        "global_batch": plan.layout.global_batch,
-        "seed": config.seed,
-        "at_update": trainer.run.update,
-        "command": launch_command() or as_call(config, "find_lr"),
-        "meta": describe_environment(),
-    }
 
 
 class ScriptTest:
@@ -214,8 +198,7 @@ class ScriptTest:
         test = self.test
         if test.done < self.num_updates and test.ended is None:
             test.ended = f"the script ended after {test.done} of {counted(self.num_updates, 'update')}"
-        about = {"script": sys.argv, "optimizer": self.optimizer, "meta": describe_environment()}
-        return _result(test.settings, [test.sweep()], time.perf_counter() - self.started, about)
+        return _result(test.settings, [test.sweep()], self.started, {"script": sys.argv, "optimizer": self.optimizer})
 
     def finish(self, hook: FindLrHook) -> None:
         """Writes and prints the result, and how to train with it."""
@@ -229,10 +212,9 @@ class ScriptTest:
                 rate = f"{result.lr / hook.lr_per_option:.2g}"
                 lines.append(f"To train with it, start the script without --find_lr and with --learning_rate {rate}.")
             elif result.suggestion.is_noise:
-                updates = min(4 * self.num_updates, int(COUNT.bounds[1]))
                 lines.append(
-                    f"For half the noise, add --num_updates {updates} before the script's name, or use a batch four times "
-                    "as large (--train_batch_size, --gradient_accumulation_steps)."
+                    f"For half the noise, add --num_updates {4 * self.num_updates} before the script's name, or use a batch "
+                    "four times as large (--train_batch_size, --gradient_accumulation_steps)."
                 )
             sys.stdout.write("\n".join(lines) + "\n")
             sys.stdout.flush()

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,17 +15,13 @@ from accelerate.utils import broadcast_object_list, recursively_apply
 from typing_extensions import Self
 
 from ..core.errors import LabError
-from ..core.random_states import random_states, restore_random_states
-from ..core.streams import block_randn, stream_generator, stream_seed
+from ..core.streams import block_randn, random_states, restore_random_states, stream_generator, stream_seed
 from ..evaluation.validation_loss import ValidationLoss
 from ..objective.objective import Objective
 from ..optimizers.build import set_learning_rate
 from ..timesteps.bands import TimestepLR, scaled_lr
-from ..training.stepping import do_one_update
+from ..training.trainer import Trainer, do_one_update
 from .range_test import FinderConfig, NoFiniteGradient, Sweep, range_test
-
-if TYPE_CHECKING:
-    from ..training.trainer import Trainer
 
 # A forward pass over the probe every 4 updates takes about a sixth of the time of the updates.
 _PROBE_BATCHES, _UPDATES_PER_READING = 2, 4
@@ -75,9 +71,8 @@ def _probe_loss(trainer: Trainer) -> Callable[[], float]:
 
     def read() -> float:
         with run.raw_weights():
-            values = [float(loss(run.model).mean())]
-        broadcast_object_list(values)  # the main process's, so that all processes stop at the same update
-        return values[0]
+            # That of the main process, so that all processes stop at the same update.
+            return broadcast_object_list([float(loss(run.model).mean())])[0]
 
     return read
 
@@ -96,11 +91,9 @@ class FixedNoiseObjective(Objective):
     @classmethod
     def now(cls, trainer: Trainer, repeat: int) -> Self:
         """The current objective of a trainer, with samplers and their state, for one of several tests."""
-        seed = stream_seed(trainer.run.config.seed, "finder", repeat)
-        objective = trainer.run.objective
+        objective, seed = trainer.run.objective, stream_seed(trainer.run.config.seed, "finder", repeat)
         parts = {part.name: getattr(objective, part.name) for part in dataclasses.fields(Objective)}
-        parts["spec"] = dataclasses.replace(objective.spec, seed=seed)
-        return cls(**parts, at=trainer.run.update)
+        return cls(**parts | {"spec": dataclasses.replace(objective.spec, seed=seed)}, at=trainer.run.update)
 
     @property
     def _bands(self) -> TimestepLR | None:

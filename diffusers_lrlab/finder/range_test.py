@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,7 +11,6 @@ from ..core.errors import LabError
 from ..core.options import THIS_START, check_ranges, check_types, option
 
 _EXTENSION = 2  # decades
-_NARROWEST = 2.0
 _STOP_FACTOR = 10.0  # times its minimum, at which the smoothed loss ends a test
 OF_BATCHES = 0.9  # smoothing of the losses of batches, which are noisy
 _RISEN = 0.1  # share of the fall by which the loss rises past its minimum
@@ -42,7 +41,6 @@ class FinderConfig:
     repeats: int = option(
         3, "Number of tests, each with other batches, timesteps and noise.", THIS_START, range="[1, 10000]"
     )
-    rule: Literal["minimum_tenth", "steepest"] = option("minimum_tenth", "Rule that picks the learning rate.", THIS_START)
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -50,12 +48,10 @@ class FinderConfig:
     def check(self) -> None:
         """Raises a `LabError` for settings that are not allowed."""
         check_ranges(self, FinderConfig)
-        if self.start_lr is None or self.end_lr is None:
-            return
-        if self.end_lr < _NARROWEST * self.start_lr:
+        if self.start_lr is not None and self.end_lr is not None and self.end_lr < 2 * self.start_lr:
             raise LabError(
-                f"--end_lr {self.end_lr:g}: must be at least {_NARROWEST:g} times --start_lr, got --start_lr "
-                f"{self.start_lr:g}. Hint: lower --start_lr, or raise --end_lr."
+                f"--end_lr {self.end_lr:g}: must be at least 2 times --start_lr, got --start_lr {self.start_lr:g}. Hint: "
+                "lower --start_lr, or raise --end_lr."
             )
 
     def lrs(self) -> np.ndarray:
@@ -91,8 +87,7 @@ class RangeTest:
         self.settings, self.lrs, self.memory = settings, settings.lrs(), memory
         self.done, self.goes_on = 0, True
         self.ended: str | None = None
-        self._read_at: list[float] = []
-        self._losses: list[float] = []
+        self._readings: list[tuple[float, float]] = []  # rates and losses
         self._smoothed = self._first = math.nan
         self._best = math.inf
 
@@ -102,11 +97,7 @@ class RangeTest:
 
     def start(self, loss: float) -> None:
         """Adds a loss before the first update, at the rate before the lowest; it does not affect the end of the test."""
-        self._note(self.lrs[0] ** 2 / self.lrs[1], loss)
-
-    def _note(self, lr: float, loss: float) -> None:
-        self._read_at.append(lr)
-        self._losses.append(loss)
+        self._readings.append((self.lrs[0] ** 2 / self.lrs[1], loss))
 
     def add(self, loss: float | None) -> bool:
         """Counts an update, with the loss that was read after it, if any. Returns whether another one follows."""
@@ -116,7 +107,7 @@ class RangeTest:
         return self.goes_on
 
     def _ends_at(self, lr: float, loss: float) -> bool:
-        self._note(lr, loss)
+        self._readings.append((lr, loss))
         if not math.isfinite(loss):
             self.ended = f"the loss was not finite at a rate of {lr:.3g}"
             return True
@@ -132,16 +123,18 @@ class RangeTest:
 
     def _error(self) -> float:
         """The standard error of the smoothed loss; 0 without smoothing, for losses of a fixed probe have no noise."""
-        if not self.memory or len(self._losses) < 3:
+        if not self.memory or len(self._readings) < 3:
             return 0.0
-        return noise_of(np.array(self._losses[-_NEAR:])) * math.sqrt((1 - self.memory) / (1 + self.memory))
+        losses = np.array([loss for _, loss in self._readings[-_NEAR:]])
+        return noise_of(losses) * math.sqrt((1 - self.memory) / (1 + self.memory))
 
     def fail(self) -> None:
         """Ends the test at an update without a finite gradient."""
         self.ended, self.goes_on = f"no fp16 gradient was finite at a rate of {self.lr:.3g}, at any loss scale", False
 
     def sweep(self) -> Sweep:
-        return Sweep(np.array(self._read_at, np.float64), np.array(self._losses, np.float64), self.done, self.ended)
+        lrs, losses = np.array(self._readings, np.float64).reshape(-1, 2).T.copy()
+        return Sweep(lrs, losses, self.done, self.ended)
 
 
 def range_test(step: Callable[[float], float | None], settings: FinderConfig, first: float | None = None) -> Sweep:

@@ -7,29 +7,22 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..core.errors import LabError
 from ..core.files import write_text
 from ..core.options import names_where
-from ..core.plotting import BLUE, GREY, ORANGE, new_figure, plain_axes, save_figure
+from ..core.plotting import GREY, ORANGE, new_figure, plain_axes, save_figure
 from ..core.words import counted
 from ..training.config import TrainingConfig, complete_options
 from ..training.record_schema import problem_in
 from ..training.run_folder import FINDER_FILES
 from .range_test import FinderConfig, Sweep
+from .suggestions import FEWEST, Suggestion, smooth_as_needed
 
-if TYPE_CHECKING:
-    from .suggestions import Suggestion
-
-_DISAGREE = 3.0  # a factor
-_STYLES = {"steepest": (BLUE, "steepest"), "minimum_tenth": (ORANGE, "a tenth of the minimum")}
-_SAVED = {
-    **{"learning_rate": float | None, "settings.rule": str, "sweeps": list[dict], "seconds": float},
-    "suggestions": dict[str, dict],
-}
+_SAVED = {"learning_rate": float | None, "sweeps": list[dict], "seconds": float, "suggestion.reason": str}
 
 
 @dataclass(frozen=True, repr=False)
@@ -38,66 +31,47 @@ class FinderResult:
 
     settings: FinderConfig  # resolved
     sweeps: tuple[Sweep, ...]  # one per test
-    suggestions: dict[str, Suggestion]  # one per rule, over all tests
+    suggestion: Suggestion  # over all tests
     seconds: float
     about: dict[str, Any]  # data, model, optimizer, batch and machine
 
     @property
-    def suggestion(self) -> Suggestion:
-        """The suggestion of the chosen rule."""
-        return self.suggestions[self.settings.rule]
-
-    @property
     def lr(self) -> float:
-        """The suggested learning rate, with two significant digits; a `LabError` if the rule suggests none."""
+        """The suggested learning rate, with two significant digits; a `LabError` if there is none."""
         if self.suggestion.lr is None:
             raise LabError(
-                f"The finder's rule {self.settings.rule!r} suggests no learning rate: {self.suggestion.reason}. Give "
-                "--learning_rate, or try another range or rule with `lrlab find-lr`."
+                f"The finder suggests no learning rate: {self.suggestion.reason}. Give --learning_rate, or try another "
+                "range with `lrlab find-lr`."
             )
         return float(f"{self.suggestion.lr:.1e}")
 
     def describe(self) -> str:
-        settings, losses, num = self.settings, self.sweeps[0].losses, len(self.sweeps)
+        settings, losses, suggestion = self.settings, self.sweeps[0].losses, self.suggestion
         reached = max((float(sweep.lrs[-1]) for sweep in self.sweeps if len(sweep.lrs)), default=0.0)
         start = f"; loss {losses[0]:.3g} at the start" if len(losses) else ""
         beyond = f", then on to {reached:.3g}" if reached > 1.01 * settings.end_lr else ""
+        interval = "" if suggestion.interval is None else " ({:.2g} to {:.2g})".format(*suggestion.interval)
+        rate = "none" if suggestion.lr is None else f"{suggestion.lr:.2g}{interval}"
         lines = [
-            f"{counted(num, 'test')} from {settings.start_lr:.3g} to {settings.end_lr:.3g} in "
-            f"{counted(settings.num_updates, 'update')}{beyond}, {self.seconds:.1f} s{start}"
+            f"{counted(len(self.sweeps), 'test')} from {settings.start_lr:.3g} to {settings.end_lr:.3g} in "
+            f"{counted(settings.num_updates, 'update')}{beyond}, {self.seconds:.1f} s{start}",
+            f"Suggested learning rate: {rate}: {suggestion.reason}",
         ]
-        for name, suggestion in self.suggestions.items():
-            interval = "" if suggestion.interval is None else " ({:.2g} to {:.2g})".format(*suggestion.interval)
-            rate = "none" if suggestion.lr is None else f"{suggestion.lr:.2g}{interval}"
-            taken = " (taken)" if name == settings.rule and suggestion.lr is not None else ""
-            lines.append(f"{name:>13}  {rate}{taken}: {suggestion.reason}")
         lines += sorted({sweep.ended[0].upper() + sweep.ended[1:] + "." for sweep in self.sweeps if sweep.ended})
-        if apart := disagreement(self.suggestions):
-            lines.append(apart)
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        suggested = {name: None if one.lr is None else float(f"{one.lr:.1e}") for name, one in self.suggestions.items()}
-        return f"FinderResult({', '.join(f'{name}={lr}' for name, lr in suggested.items())}, rule={self.settings.rule!r})"
+        return f"FinderResult({self.suggestion})"
 
     def to_dict(self) -> dict[str, Any]:
         """As data, with `None` for losses that are not finite."""
+        one = self.suggestion
         return {
-            "learning_rate": None if self.suggestion.lr is None else self.lr,
+            "learning_rate": None if one.lr is None else self.lr,
             "settings": dataclasses.asdict(self.settings),
-            "suggestions": {
-                name: {"lr": one.lr, "reason": one.reason, "interval": one.interval}
-                for name, one in self.suggestions.items()
-            },
-            "disagreement": disagreement(self.suggestions),
+            "suggestion": {"lr": one.lr, "reason": one.reason, "interval": one.interval},
             "sweeps": [
-                {
-                    "lrs": sweep.lrs.tolist(),
-                    "losses": _finite(sweep.losses),
-                    "num_updates": sweep.num_updates,
-                    "ended": sweep.ended,
-                }
-                for sweep in self.sweeps
+                {**sweep._asdict(), "lrs": sweep.lrs.tolist(), "losses": _finite(sweep.losses)} for sweep in self.sweeps
             ],
             "seconds": self.seconds,
             "about": self.about,
@@ -112,21 +86,6 @@ class FinderResult:
 
 def _finite(values: np.ndarray) -> list[float | None]:
     return [float(value) if np.isfinite(value) else None for value in values]
-
-
-def disagreement(suggestions: dict[str, Suggestion]) -> str | None:
-    """A warning if the rules' rates differ by more than a factor of 3, else `None`."""
-    rates = {name: suggestion.lr for name, suggestion in suggestions.items() if suggestion.lr is not None}
-    if len(rates) < 2:
-        return None
-    low, high = min(rates, key=rates.__getitem__), max(rates, key=rates.__getitem__)
-    ratio = rates[high] / rates[low]
-    if ratio <= _DISAGREE:
-        return None
-    return (
-        f"The rules disagree: {high} suggests {rates[high]:.3g}, {low} {rates[low]:.3g}, {ratio:.1f} times less. Look at "
-        "the curve, and try both."
-    )
 
 
 # --- in the folder of a run --------------------------------------------------------------------------------------------
@@ -154,8 +113,7 @@ def read_saved_result(folder: Path, run: Any) -> dict[str, Any] | None:
         now = deciding(run["config"], run["train"]["num_parameters"], run["train"]["global_batch"])
     else:
         now = deciding(run.config.to_dict(), run.num_parameters, run.layout.global_batch)
-    is_whole = not problem_in(found, _SAVED) and found["settings"]["rule"] in found["suggestions"]
-    return found if is_whole and _comparable(then) == _comparable(now) else None
+    return found if not problem_in(found, _SAVED) and _comparable(then) == _comparable(now) else None
 
 
 def _comparable(settings: dict[str, Any]) -> dict[str, Any]:
@@ -167,11 +125,9 @@ def _comparable(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def finder_figure(result: FinderResult) -> Any:
-    """Tests as thin lines, their median as a thick one, a line and a band for each rule."""
-    from .suggestions import FEWEST, smooth_as_needed  # with SciPy, which a reader of saved results does not need
-
+    """Tests as thin lines, their median as a thick one, a line and a band for the suggestion."""
     figure = new_figure(7.2, 4, dpi=150)
-    axes, sweeps = figure.subplots(), result.sweeps
+    axes, sweeps, suggestion = figure.subplots(), result.sweeps, result.suggestion
     for sweep in sweeps:
         axes.plot(sweep.lrs, sweep.losses, color=GREY, linewidth=0.7, alpha=0.8)
     shortest = min(len(sweep.lrs) for sweep in sweeps)  # the part that all tests reached
@@ -181,15 +137,12 @@ def finder_figure(result: FinderResult) -> Any:
         curve, _, _ = smooth_as_needed(finite)
         label = "median of the tests, smoothed"
         axes.plot(sweeps[0].lrs[: len(curve)], curve, color="black", linewidth=1.8, label=label)
-    for name, suggestion in result.suggestions.items():
-        color, label = _STYLES[name]
-        if suggestion.lr is None:
-            axes.plot([], [], color=color, linestyle=":", label=f"{label}: none")
-            continue
-        taken = ", taken" if name == result.settings.rule else ""
-        axes.axvline(suggestion.lr, color=color, label=f"{label}: {suggestion.lr:.2g}{taken}")
-        if suggestion.interval is not None:
-            axes.axvspan(*suggestion.interval, color=color, alpha=0.1, linewidth=0)
+    if suggestion.lr is None:
+        axes.plot([], [], color=ORANGE, label="no suggestion")
+    else:
+        axes.axvline(suggestion.lr, color=ORANGE, label=f"suggested: {suggestion.lr:.2g}")
+    if suggestion.interval is not None:
+        axes.axvspan(*suggestion.interval, color=ORANGE, alpha=0.1, linewidth=0)
     label = "training loss of a batch" if "script" in result.about else "loss of the probe"
     axes.set(xscale="log", xlabel="learning rate", ylabel=label, ylim=_limits(losses))
     plain_axes(axes)

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..core.environment import citation, install_command, project_link
 from ..core.files import write_text
-from ..core.project import CITATION, install_command, project_link
 from ..core.words import agreeing, counted, singular, times
 from ..evaluation.metrics import METRICS
 from ..finder.result import read_saved_result
@@ -13,8 +13,7 @@ from ..models.registry import DENOISERS, has_own_code
 from ..schedules.registries import SCHEDULERS
 from ..schedules.schedule import Schedule, describe_schedule
 from ..training.config import complete_options
-from ..training.kinds import component_of, kind_of
-from ..training.kinds.base import DataKind, row_for
+from ..training.kinds import DataKind, component_of, kind_of, row_for
 from ..training.pipeline import pipeline_name
 from ..training.record_schema import read_json
 from .card_facts import (
@@ -141,7 +140,7 @@ def model_card_text(folder: Path, record: dict[str, Any], licence: str | None = 
         project=project_link(),
         install=install_command("train"),
         command=record["run"]["command"].replace("training_scripts/train_ddpm.py", "-m diffusers_lrlab.train"),
-        citation=CITATION,
+        citation=citation(),
         held_out=counted(train["num_held_out_images"], f"held-out {singular(kind.name)}"),
         example=_example(kind, record, folder),
         results=result_rows(train["results"]),
@@ -217,12 +216,10 @@ def _finder_text(folder: Path, record: dict[str, Any]) -> str | None:
     found = read_saved_result(folder, record)
     if found is None:
         return None
-    rule = found["settings"]["rule"]
-    suggestion = found["suggestions"][rule]
     rate = "no rate" if found["learning_rate"] is None else f"{found['learning_rate']:g}"
     return (
-        f"The finder's test before the run (`{rule}`, {times(len(found['sweeps']))}, {found['seconds']:.0f} s) names "
-        f"{rate}: {suggestion['reason']}."
+        f"The finder's test before the run ({times(len(found['sweeps']))}, {found['seconds']:.0f} s) names {rate}: "
+        f"{found['suggestion']['reason']}."
     )
 
 

@@ -11,10 +11,9 @@ from ..data.labels import describe_classes
 from ..data.sources import local_folder
 from ..data.toy2d import TOY_DATASETS
 from ..evaluation.metrics import METRICS
-from ..training.choices import describe_choices
-from ..training.kinds.base import DataKind
+from ..training.kinds import DataKind
 from ..training.plan_text import autoencoder_in_words
-from ..training.resolve_timesteps import recorded_process
+from ..training.resolve import describe_choices, recorded_process
 
 _LABELS = {
     "timestep_sampler": "Timestep sampler",

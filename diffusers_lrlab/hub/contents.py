@@ -1,84 +1,135 @@
-"""The files to upload of a run, a study or an exported dataset, with their card."""
+"""The kinds of folder that this package writes: how each is recognised, and which files are uploaded with which card."""
 
-import dataclasses
 import fnmatch
 import re
 import tempfile
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError
 from ..core.manifest import MANIFEST, Sums, file_sums, manifest_text, read_manifest, sums_of_bytes
-from ..core.plain_yaml import load_front_matter
 from ..core.words import counted
-from ..data.latents import is_latents_folder
+from ..data.latents import LATENTS_FILE
 from ..training.kinds import components
 from ..training.record_schema import read_json
-from ..training.run_folder import parts_of_pipeline
-from .records import read_record, updates_done
+from ..training.run_folder import RECORD, parts_of_pipeline
+from .records import read_record
 
-# Checkpoints hold optimizer and random states, logs are the tracker's: neither is part of the result.
-_RUN_FILES = ("model_index.json", "pipeline.py", "README.md", "lrlab/*")
 _NEVER = ("*.npy", ".tmp-*", "*/.tmp-*", "*/.cache/*", ".lock*")
-_STUDY_FILES = (
-    *("README.md", "*.png", "tables/*.tex", "summary.json", "summary.parquet", "runs.parquet", "spec.yaml", "runs/*.json"),
-)
-_DATASET_FILES = ("README.md", "points.png", "images.png", "data/*.parquet")
-_MARKERS = {"run": "lrlab/run.json", "study": "spec.yaml", "dataset": "data/*.parquet"}
+
+
+@dataclass(frozen=True)
+class FolderKind:
+    """A kind of folder."""
+
+    name: str
+    marker: str  # a file, or a pattern of files, that only this kind has
+    repo_type: str = ""  # on the Hub; empty for a kind that is not uploaded
+    files: tuple[str, ...] = ()  # patterns of the files to upload, without a slash of files at the top only
+    remedy: str = "make it again, or pull it again"  # for damaged files
+    example: str = ""  # what to do with a downloaded one
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        FolderKind("set of latents", LATENTS_FILE, remedy="remove the folder and encode the images again"),
+        # Checkpoints hold optimizer and random states, logs are the tracker's: neither is part of the result.
+        FolderKind(
+            *("run", RECORD, "model", ("model_index.json", "pipeline.py", "README.md", "lrlab/*")),
+            remedy="repeat the command that made it, with {option}; pull a downloaded run again",
+            example="lrlab check {folder}; the command that trains it again is in {folder}/README.md",
+        ),
+        FolderKind(
+            *("study", "spec.yaml", "dataset"),
+            ("README.md", "*.png", "tables/*.tex", "summary.*", "runs.parquet", "spec.yaml", "runs/*.json"),
+            "repeat the `lrlab study run` command that made it, which repeats damaged runs; pull a downloaded study again",
+            "lrlab study run {folder}/spec.yaml --out NEW",
+        ),
+        FolderKind(
+            *("dataset", "data/*.parquet", "dataset", ("README.md", "points.png", "images.png", "data/*.parquet")),
+            example="lrlab train --dataset_name {folder}",
+        ),
+    )
+}
 
 
 @dataclass(frozen=True)
 class Contents:
     """Files to upload."""
 
-    type: str  # a key of `_MARKERS`
+    kind: FolderKind
     files: Mapping[str, Path | bytes]  # by path in the repository: a local file, or its content
     owned: tuple[str, ...]  # patterns of files deleted from the repository unless they are among `files`
     message: str  # of the commit
 
 
-def type_of_folder(folder: Path) -> str:
-    """The type of a folder: "run", "study" or "dataset"; raises a `LabError` for any other."""
-    if not folder.is_dir():
-        raise LabError(f"{str(folder)!r} is not a folder. Give the folder of a run, a study or an exported dataset.")
-    if is_latents_folder(folder):
-        raise LabError(
-            f"{str(folder)!r} holds latents, which are not uploaded. Hint: push the run that was trained on them."
-        )
-    for what, marker in _MARKERS.items():
-        if next(folder.glob(marker), None) is not None:
-            return what
+def kind_of_folder(folder: Path) -> FolderKind:
+    """The kind of a folder; raises a `LabError` for any other."""
+    for kind in KINDS.values():
+        if next(folder.glob(kind.marker), None) is not None:
+            return kind
     with suppress(LabError):  # the marker file may be lost
-        if found := type_of_files(read_manifest(folder) or ()):
+        if found := kind_of_files(read_manifest(folder) or ()):
             return found
     raise LabError(
-        f"{str(folder)!r} holds no run (lrlab/run.json), study (spec.yaml) or exported dataset (data/*.parquet). Give the "
-        "folder that a command of this package wrote."
+        f"{str(folder)!r} is not the folder of a run (lrlab/run.json), a study (spec.yaml) or an exported dataset "
+        "(data/*.parquet). Give a folder that a command of this package wrote."
     )
 
 
-def type_of_files(names: Collection[str]) -> str | None:
-    """The type of a repository with these files, if this package made it."""
-    return next((what for what, marker in _MARKERS.items() if fnmatch.filter(names, marker)), None)
+def kind_of_files(names: Collection[str]) -> FolderKind | None:
+    """The kind of a repository with these files, if this package made it."""
+    return next((kind for kind in KINDS.values() if kind.repo_type and fnmatch.filter(names, kind.marker)), None)
 
 
-def contents_of(folder: Path, repo_id: str, revision: str = "main", unfinished: bool = False) -> Contents:
-    """
-    The files to upload from the folder of a run, a study or an exported dataset. The card loads from the branch `revision`
-    of the repository; `unfinished` accepts an unfinished run.
-    """
-    holds = type_of_folder(folder)
-    if holds == "run":
-        return _run(folder, repo_id, revision, unfinished)
-    if unfinished:
-        raise LabError(f"--unfinished is for runs, and {str(folder)!r} holds a {holds}. Leave it out.")
-    if holds == "study":
-        return _study(folder, repo_id, revision)
-    files = _files(folder, _DATASET_FILES) | {"README.md": located_card(folder, repo_id, revision)}
-    return Contents(holds, files, _DATASET_FILES, f"The dataset {folder.resolve().name}")
+def contents_of(folder: Path, repo_id: str, revision: str = "main") -> Contents:
+    """The files to upload from a folder, with a card that loads from the branch `revision` of the repository."""
+    kind = kind_of_folder(folder)
+    patterns, message = kind.files, f"The dataset {folder.resolve().name}"
+    if kind.name == "run":
+        # The components of all kinds of data, as a run on another kind may be in the repository.
+        patterns += tuple(f"{part}/*" for part in {*parts_of_pipeline(folder), *components()})
+        message = _check_run(folder)
+    elif kind.name == "study":
+        message = _check_study(folder)
+    if kind.name == "study" and (folder / "runs").is_dir():  # else the folder is the card of a study already
+        from ..study.report.report import write_study_card
+
+        with tempfile.TemporaryDirectory() as temporary:
+            card = write_study_card(folder, Path(temporary) / "card").parent
+            files: dict[str, Path | bytes] = {name: path.read_bytes() for name, path in _files(card, patterns).items()}
+            files = {**_files(folder, ("runs/*.json",)), **files, "README.md": located_card(card, repo_id, revision)}
+    else:
+        files = {**_files(folder, patterns), "README.md": located_card(folder, repo_id, revision)}
+    return Contents(kind, files, patterns, message)
+
+
+def _check_run(folder: Path) -> str:
+    """The message for a run; raises a `LabError` if it is not finished."""
+    run, train = (read_record(folder)[part] for part in ("run", "train"))
+    if run["status"] != "finished":
+        raise LabError(
+            f"The run in {str(folder)!r} is not finished (status: {run['status']}). Continue it with "
+            "--resume_from_checkpoint latest."
+        )
+    if not (folder / "model_index.json").is_file():
+        raise LabError(f"{str(folder)!r} holds no pipeline (model_index.json). Restore it, or repeat the run.")
+    return f"{counted(train['num_updates'], 'update')}: {run['command']}"
+
+
+def _check_study(folder: Path) -> str:
+    """The message for a study; raises a `LabError` if it has no summary."""
+    summary = folder / "summary.json"
+    if not summary.exists():
+        raise LabError(f"{str(folder)!r} has no summary yet. Finish the study with `lrlab study run`, then push it.")
+    try:
+        return f"The study: {read_json(summary)['study']['title']}"
+    except (KeyError, TypeError):
+        raise LabError(f"{str(summary)!r} is not the summary of a study.") from None
 
 
 def with_manifest(contents: Contents, known: Mapping[str, Sums]) -> Contents:
@@ -89,7 +140,7 @@ def with_manifest(contents: Contents, known: Mapping[str, Sums]) -> Contents:
             sums[name] = sums_of_bytes(content)
         elif name != MANIFEST:
             sums[name] = known.get(name) or file_sums(content)
-    return dataclasses.replace(contents, files={**contents.files, MANIFEST: manifest_text(sums).encode()})
+    return replace(contents, files={**contents.files, MANIFEST: manifest_text(sums).encode()})
 
 
 def is_owned(name: str, contents: Contents) -> bool:
@@ -102,9 +153,9 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch.fnmatchcase(name, each) and ("/" in each or "/" not in name) for each in patterns)
 
 
-def _files(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path | bytes]:
+def _files(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path]:
     """Files by relative path; raises a `LabError` for links to files outside the folder."""
-    found: dict[str, Path | bytes] = {}
+    found: dict[str, Path] = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         never = any(fnmatch.fnmatchcase(name, pattern) for pattern in _NEVER)
@@ -116,46 +167,6 @@ def _files(folder: Path, patterns: tuple[str, ...]) -> dict[str, Path | bytes]:
     return found
 
 
-def _run(folder: Path, repo_id: str, revision: str, unfinished: bool) -> Contents:
-    record = read_record(folder)
-    status, command = record["run"]["status"], record["run"]["command"]
-    if status != "finished" and not unfinished:
-        raise LabError(
-            f"The run in {str(folder)!r} is not finished (status: {status}). Continue it with --resume_from_checkpoint "
-            "latest, or push it as it is with --unfinished."
-        )
-    # The components of all kinds, as a run of another kind may be in the repository.
-    patterns = _RUN_FILES + tuple(f"{part}/*" for part in {*parts_of_pipeline(folder), *components()})
-    files = _files(folder, patterns)
-    if "model_index.json" not in files:
-        raise LabError(f"{str(folder)!r} holds no pipeline yet (model_index.json). Let the run save one first.")
-    length, done = counted(record["train"]["num_updates"], "update"), updates_done(folder, record)
-    if status == "finished":
-        card = located_card(folder, repo_id, revision)
-    else:
-        card, length = unfinished_card(record, repo_id, done), f"{done} of {length}"
-    return Contents("run", {**files, "README.md": card}, patterns, f"{length}: {command}")
-
-
-def _study(folder: Path, repo_id: str, revision: str) -> Contents:
-    if not (folder / "summary.json").exists():
-        raise LabError(f"{str(folder)!r} has no summary yet. Finish the study with `lrlab study run`, then push it.")
-    try:
-        title = str(read_json(folder / "summary.json")["study"]["title"])
-    except (KeyError, TypeError):
-        raise LabError(f"{str(folder / 'summary.json')!r} is not the summary of a study.") from None
-    runs = _files(folder, ("runs/*.json",))
-    with tempfile.TemporaryDirectory() as temporary:
-        card = folder
-        if (folder / "runs").is_dir():  # else the folder is the card of a study already
-            from ..study.report.card import write_study_card
-
-            card = write_study_card(folder, Path(temporary) / "card").parent
-        shown = {name: (card / name).read_bytes() for name in _files(card, _STUDY_FILES)}
-        shown["README.md"] = located_card(card, repo_id, revision)
-    return Contents("study", {**runs, **shown}, _STUDY_FILES, f"The study: {title}")
-
-
 # --- cards -----------------------------------------------------------------------------------------------------------
 
 
@@ -164,7 +175,6 @@ def parsed_card(text: str, name: str) -> Any:
     from huggingface_hub import ModelCard
 
     try:
-        load_front_matter(text)
         return ModelCard(text)
     except Exception as error:  # of any type, from the YAML parser
         raise LabError(f"The metadata of {name!r} cannot be read: {error}") from None
@@ -182,19 +192,5 @@ def located_card(folder: Path, repo_id: str, revision: str) -> bytes:
     text = re.sub(loading, rf'\1"{repo_id}"{branch}', text)
     card = parsed_card(re.sub(r'(custom_pipeline=)"[^"\n]*"', rf'\1"{repo_id}"', text), str(path))
     for result in card.data.eval_results or []:
-        result.source_name, result.source_url = (
-            "lrlab/run.json",
-            f"https://huggingface.co/{repo_id}/blob/{revision}/lrlab/run.json",
-        )
+        result.source_name, result.source_url = RECORD, f"https://huggingface.co/{repo_id}/blob/{revision}/{RECORD}"
     return str(card).encode()
-
-
-def unfinished_card(record: dict[str, Any], repo_id: str, updates_done: int) -> bytes:
-    """The card of a run that is not finished."""
-    from huggingface_hub import ModelCardData
-
-    from .card_facts import fill  # which imports torch
-
-    data = ModelCardData(library_name="diffusers", tags=["diffusers", "diffusers_lrlab", "unfinished"])
-    title = repo_id.split("/")[-1]
-    return fill("unfinished_card.md", data, title=title, record=record, updates_done=updates_done).encode()

@@ -25,38 +25,35 @@ def export_toy_dataset(name: str, folder: Path, n: int = 100_000, n_test: int = 
 
     `n` and `n_test` are the points of the splits `train` and `test`, which are independent draws; `n_test=0` leaves it out.
     """
-    check_draw(name, n, seed)
-    check_draw(name, n_test, seed, "n_test", least=0)
     from ..training.plots import plot_splits
 
+    check_draw(name, n, seed)
+    check_draw(name, n_test, seed, "n_test", least=0)
     entry = TOY_DATASETS[name]
     with _written(folder, n, n_test, lambda split, size: load_toy_dataset(name, size, seed, split)) as (temporary, splits):  # type: ignore[arg-type]
         plot_splits({split: rows.with_format("numpy")["x"][:] for split, rows in splits.items()}, temporary / "points.png")
-        # The shapes are from a package under the MIT licence; the rest is made by our own formulas.
-        about: dict[str, Any] = {
+        metadata = {
+            # The shapes are from a package under the MIT licence; the rest is made by our own formulas.
             "license": "mit" if "shape" in entry.traits else "apache-2.0",
             "pretty_name": f"{name}, a 2-D toy dataset",
+            "tags": ["toy", "2d", "points", "diffusion", "diffusers_lrlab"],
         }
-        about["tags"] = ["toy", "2d", "points", "diffusion", "diffusers_lrlab"]
         has_density = toy_log_prob(name) is not None
-        _write_card(temporary / "README.md", "dataset_card.md", entry, splits, seed, about, has_density=has_density)
+        _write_card(temporary, "dataset_card.md", entry, splits, seed, metadata, has_density=has_density)
 
 
 def export_image_dataset(
     name: str, folder: Path, n: int = 10_000, n_test: int = 1_000, seed: int = 42, resolution: int | None = None
 ) -> None:
     """
-    Writes a generated set of images into a new folder, whole or not at all: parquet files, a card that says how it was made,
-    a plot of some images.
-
-    `n` and `n_test` are the images of the splits `train` and `test`; `n_test=0` leaves it out. `resolution` is that of
-    [`load_image_dataset`].
+    [`export_toy_dataset`] for a generated set of images; `resolution` is that of [`load_image_dataset`].
     """
+    from ..training.plots import plot_samples
+
     entry = IMAGE_DATASETS[name]
     if "made" not in entry.traits:
         made = ", ".join(repr(each) for each, other in IMAGE_DATASETS.items() if "made" in other.traits)
         raise LabError(f"{name!r} cannot be exported: its images come from {entry.source}. Sets that can: {made}.")
-    from ..training.plots import plot_samples
 
     def make(split: str, size: int) -> Any:
         return load_image_dataset(name, size, seed, split, resolution)  # type: ignore[arg-type]
@@ -64,15 +61,20 @@ def export_image_dataset(
     with _written(folder, n, n_test, make, _NUM_GROUPS) as (temporary, splits):
         some = [np.asarray(image) for image in splits["train"][:_NUM_SHOWN]["image"]]
         plot_samples(np.stack([image if image.ndim == 3 else image[..., None] for image in some]), temporary / "images.png")
-        side = splits["train"][0]["image"].size[0]
-        about: dict[str, Any] = {"license": "apache-2.0", "pretty_name": f"{name}, {side}x{side} labelled images"}
-        about |= {"task_categories": ["unconditional-image-generation", "image-classification"]}
-        about |= {"tags": ["synthetic", "diffusion", "diffusers_lrlab"]}
+        side, features = splits["train"][0]["image"].size[0], splits["train"].features.items()
+        metadata = {
+            "license": "apache-2.0",
+            "pretty_name": f"{name}, {side}x{side} labelled images",
+            "task_categories": ["unconditional-image-generation", "image-classification"],
+            "tags": ["synthetic", "diffusion", "diffusers_lrlab"],
+        }
         _write_card(
-            *(temporary / "README.md", "image_dataset_card.md", entry, splits, seed, about, f" --resolution {side}"),
+            *(temporary, "image_dataset_card.md", entry, splits, seed, metadata, f" --resolution {side}"),
             side=side,
             licence=entry.facts["licence"],
-            columns=[(column, _type_of(feature)) for column, feature in splits["train"].features.items()],
+            columns=[
+                (name, each.dtype if type(each).__name__ == "Value" else type(each).__name__) for name, each in features
+            ],
             class_names=", ".join(entry.facts["class_names"]),
         )
 
@@ -97,12 +99,12 @@ def _written(
 
 
 def _write_card(
-    file: Path,
+    folder: Path,
     template: str,
     entry: Entry,
     splits: dict[str, Any],
     seed: int,
-    about: dict[str, Any],
+    metadata: Any,
     options: str = "",
     **more: Any,
 ) -> None:
@@ -110,19 +112,15 @@ def _write_card(
 
     sizes = {split: len(rows) for split, rows in splits.items()}
     files = [{"split": split, "path": f"data/{split}-*.parquet"} for split in sizes]
-    metadata = DatasetCardData(
-        **about,
+    data = DatasetCardData(
+        **metadata,
         size_categories=[_size_category(sum(sizes.values()))],
         configs=[{"config_name": "default", "data_files": files}],
     )
     numbers = f"--n {sizes['train']} --n_test {sizes.get('test', 0)} --seed {seed}"
+    values = {"title": entry.name, "description": entry.description, "source": entry.source, "seed": seed} | more
     command = f"lrlab data export {entry.name} DIR {numbers}{options}"
-    values = {"description": entry.description, "source": entry.source, "sizes": list(sizes.items()), "seed": seed}
-    write_text(file, fill(template, metadata, title=entry.name, command=command, **values, **more))
-
-
-def _type_of(feature: Any) -> str:
-    return feature.dtype if type(feature).__name__ == "Value" else type(feature).__name__
+    write_text(folder / "README.md", fill(template, data, sizes=list(sizes.items()), command=command, **values))
 
 
 def _size_category(num_rows: int) -> str:

@@ -50,16 +50,6 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def updates_done(folder: Path, record: dict[str, Any]) -> int:
-    """Updates done by a run, from its record or its log."""
-    done = record["train"].get("updates_done")
-    if isinstance(done, int):
-        return done
-    if record["run"]["status"] == "finished":
-        return record["train"]["num_updates"]
-    return max((row["update"] + 1 for row in read_log(folder) if "loss" in row), default=0)
-
-
 def recorded_options(
     record: Mapping[str, Any],
     name: str,
@@ -114,14 +104,11 @@ def _check_part(part: Path) -> None:
     configurations = {file.name: read_json(file) for file in sorted(part.glob("*.json"))}
     if not configurations:
         raise LabError(f"{str(part)!r} is missing, or has no configuration.")
-    weights, shards = {file.name for file in part.glob("*.safetensors")}, set[str]()
+    weights = {file.name for file in part.glob("*.safetensors")}
     for name, index in configurations.items():
-        if name.endswith(".index.json"):
-            if not isinstance(index, dict) or not isinstance(index.get("weight_map"), dict):
-                raise LabError(f"{str(part / name)!r} is not an index of weights.")
-            shards |= set(map(str, index["weight_map"].values()))
-    if missing := sorted(shards - weights):
-        raise LabError(f"{str(part / missing[0])!r} is missing: weights that its index names.")
+        shards = index.get("weight_map") if isinstance(index, dict) else None
+        if name.endswith(".index.json") and not (isinstance(shards, dict) and weights.issuperset(map(str, shards.values()))):
+            raise LabError(f"Weights that {str(part / name)!r} names are missing.")
     # A model has weights, a scheduler has none: diffusers names their configurations differently.
     if "config.json" in configurations and not weights:
         raise LabError(f"{str(part)!r} has no weights (*.safetensors).")

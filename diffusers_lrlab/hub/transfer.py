@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import LabError, continued_by, warn
 from ..core.files import FULL, check_new_folder, new_folder
-from ..core.manifest import MANIFEST, Sums, refuse_damaged, write_manifest
-from .contents import Contents, contents_of, is_owned, type_of_files, type_of_folder, with_manifest
+from ..core.manifest import MANIFEST, refuse_damaged, write_manifest
+from .contents import Contents, contents_of, is_owned, kind_of_files, kind_of_folder, with_manifest
 from .records import check_pipeline, read_record
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from ..training.config import ResolvedConfig
 
-# Formats that run code when they are read.
-_PICKLED = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".joblib", ".h5", ".msgpack")
 _TAKEN = (".json", ".yaml", ".md", ".jsonl", ".tex", ".parquet", ".png", ".gif", ".html", ".safetensors")
 _OUT = "Give a new one with --out"
 
@@ -82,19 +80,49 @@ def _hub_errors(target: Target) -> Iterator[None]:
 # --- uploads ---------------------------------------------------------------------------------------------------------
 
 
-def push_folder(folder: Path, target: Target, message: str | None = None, unfinished: bool = False) -> str:
+def push_folder(folder: Path, target: Target, message: str | None = None) -> str:
     """
-    Uploads the files that users of a run, a study or a toy dataset need; returns the URL of the commit or pull request.
+    Uploads the files that users of a run, a study or a toy dataset need, in one commit; returns its URL or that of the pull
+    request.
 
-    The type of the repository follows from what the folder holds; `unfinished` accepts an unfinished run. Raises a
-    `LabError` before anything is sent if the upload cannot work, or, if it fails, with the command that repeats it.
+    The type of the repository follows from what the folder holds. Raises a `LabError` before anything is sent if the upload
+    cannot work, or, if it fails, with the command that repeats it.
     """
-    sums = _refuse_damaged(folder, unfinished)
-    target = _named(dataclasses.replace(target, repo_type="model" if type_of_folder(folder) == "run" else "dataset"))
-    contents = with_manifest(contents_of(folder, target.repo_id, target.revision, unfinished), sums)
-    _make_ready(target)
-    flags = ["--unfinished"] * unfinished + (["--message", message] if message else [])
-    return _publish(folder, contents, target, message or contents.message, flags)
+    kind = kind_of_folder(folder)
+    if not kind.repo_type:
+        raise LabError(f"{str(folder)!r} is a {kind.name}, which is not uploaded. Hint: push the run trained on it.")
+    held = refuse_damaged(folder, f"`lrlab check {shlex.quote(str(folder))}` lists the damage and the remedies")
+    if held.note:
+        warn(f"{str(folder)!r}: {held.note}.")
+    if held.is_open:
+        raise LabError(f"{str(folder)!r} was being written and is not finished. Hint: give the command that wrote it again.")
+    if (folder / "model_index.json").exists():
+        check_pipeline(folder)
+    target = dataclasses.replace(target, repo_type=kind.repo_type)
+    with _repeatable(folder, target, message):
+        target = _named(target)
+    contents = with_manifest(contents_of(folder, target.repo_id, target.revision), held.sums)
+    with _repeatable(folder, target, message):
+        _make_ready(target)
+        return _commit(contents, target, message or contents.message)
+
+
+@contextmanager
+def _repeatable(folder: Path, target: Target, message: str | None) -> Iterator[None]:
+    """Adds the command that repeats an upload to its errors."""
+    try:
+        with _hub_errors(target):
+            yield
+    except LabError as error:
+        flags = ["--message", message] if message else []
+        flags += ["--create_pr"] * target.create_pr + ["--private"] * target.private
+        flags += ["--revision", target.revision] if target.revision != "main" else []
+        again = shlex.join(["lrlab", "push", str(folder), "--repo_id", target.repo_id, *flags])
+        token = ", with the token in HF_TOKEN" * (target.token is not None)
+        raise LabError(
+            f"The upload failed: {error}\nA commit appears whole or not at all. Files already sent are not sent again. "
+            f"To go on: `{again}`{token}"
+        ) from None
 
 
 def check_can_push(config: ResolvedConfig) -> str:
@@ -102,20 +130,14 @@ def check_can_push(config: ResolvedConfig) -> str:
     The complete id of the repository. Raises a `LabError`, before training, if the run could not be uploaded; a dry run
     creates nothing.
     """
-    target = _named(_target_of_training(config))
+    target = _named(target_of_training(config))
     if not config.dry_run:
         _make_ready(target)
     return target.repo_id
 
 
-def push_run(folder: Path, config: ResolvedConfig) -> str:
-    """Uploads pipeline, card and evidence of a finished run, after [`check_can_push`]."""
-    target = _target_of_training(config)
-    contents = with_manifest(contents_of(folder, target.repo_id), _refuse_damaged(folder))
-    return _publish(folder, contents, target, contents.message, [])
-
-
-def _target_of_training(config: ResolvedConfig) -> Target:
+def target_of_training(config: ResolvedConfig) -> Target:
+    """The repository that a run is uploaded to at its end."""
     return Target(
         config.hub_model_id or Path(config.output_dir).resolve().name,
         private=config.hub_private_repo,
@@ -158,42 +180,13 @@ def _make_ready(target: Target) -> None:
             api.create_branch(**target.where, branch=target.revision, exist_ok=True)
 
 
-def _refuse_damaged(folder: Path, unfinished: bool = False) -> dict[str, Sums]:
-    """The sums of the files of a folder; raises a `LabError` for damaged ones."""
-    remedy = f"`lrlab check {shlex.quote(str(folder))}` lists the damage and the remedies. Nothing was sent"
-    kind = type_of_folder(folder)
-    held = refuse_damaged(folder, remedy)
-    if held.note:
-        warn(f"{str(folder)!r}: {held.note}.")
-    if held.is_open and not unfinished:
-        raise LabError(f"{str(folder)!r} was being written and is not finished. Hint: give the command that wrote it again.")
-    if kind == "run" and (folder / "model_index.json").exists():  # without it, [`contents_of`] raises
-        check_pipeline(folder)
-    return held.sums
-
-
-def _publish(folder: Path, contents: Contents, target: Target, message: str, flags: list[str]) -> str:
-    """Uploads in one commit, and returns its URL; errors have the command that repeats it, with these `flags`."""
-    flags = flags + ["--create_pr"] * target.create_pr + ["--private"] * target.private
-    flags += ["--revision", target.revision] if target.revision != "main" else []
-    again = shlex.join(["lrlab", "push", str(folder), "--repo_id", target.repo_id, *flags])
-    try:
-        with _hub_errors(target):
-            return _commit(contents, target, message)
-    except LabError as error:
-        token = ", with the token in HF_TOKEN" * (target.token is not None)
-        raise LabError(
-            f"The upload failed: {error}\nA commit appears whole or not at all. Files already sent are not sent again. "
-            f"To go on: `{again}`{token}"
-        ) from None
-
-
 def _commit(contents: Contents, target: Target, message: str) -> str:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     there = target.api.list_repo_files(**target.where, revision=target.revision)
-    if (kind := type_of_files(there)) not in (None, contents.type):  # its card would be replaced
-        what = f"holds a {kind}, and this is a {contents.type}. Give another {target.id_option}."
+    kind, own = kind_of_files(there), contents.kind
+    if kind is not None and kind != own:  # its card would be replaced
+        what = f"holds a {kind.name}, and this is a {own.name}. Give another {target.id_option}."
         raise LabError(f"The repository {target.repo_id!r} {what}")
     stale = [name for name in there if name not in contents.files and is_owned(name, contents)]
     title, _, rest = message.partition("\n")
@@ -219,32 +212,32 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None) -> Path:
     """
     Downloads the repository of a run, a study or a toy dataset into a new or empty folder, whole or not at all.
 
-    Weights are downloaded as safetensors only, without code. Raises a `LabError` for files that differ from their manifest.
+    Weights are downloaded as safetensors only, without code. Raises a `LabError` for files that differ from their manifest,
+    which are then in the client's cache.
     """
     from huggingface_hub import snapshot_download
 
     check_new_folder(folder, _OUT)
     target, info = _find(repo_id, revision)
     files = files_to_take(repo_id, [file.rfilename for file in info.siblings or []])
-    if (kind := type_of_files(files)) is None:
+    if (kind := kind_of_files(files)) is None:
         raise LabError(f"{repo_id!r} holds something else, and not a run, a study or a toy dataset of this package.")
     again = continued_by("pull again: finished downloads are in the client's cache")
     with again, new_folder(folder, _OUT) as temporary, _hub_errors(target):
         patterns = [glob.escape(name) for name in files]
         cached = Path(snapshot_download(**target.where, revision=info.sha, allow_patterns=patterns))
+        try:
+            if MANIFEST in files:
+                if note := refuse_damaged(cached, "pull again, or another --revision", only=_is_taken).note:
+                    warn(f"{note}.")
+            elif kind.name == "run":
+                read_record(cached)
+                check_pipeline(cached)
+        except LabError as error:
+            raise LabError(f"{repo_id!r} has changed since it was uploaded, or is damaged: {error}") from None
         for name in files:
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(cached / name, temporary / name)
-        try:
-            if (temporary / MANIFEST).exists():
-                if note := refuse_damaged(temporary, "pull again, or another --revision", only=_is_taken).note:
-                    warn(f"{note}.".replace(f"{temporary}/", ""))
-            elif kind == "run":
-                read_record(temporary)
-                check_pipeline(temporary)
-        except LabError as error:
-            what = f"{repo_id!r} has changed since it was uploaded, or is damaged: {error}"
-            raise LabError(what.replace(f"{temporary}/", "")) from None
         write_manifest(temporary)  # of what was downloaded, for `lrlab check`
     return folder
 
@@ -264,26 +257,13 @@ def _find(repo_id: str, revision: str | None) -> tuple[Target, Any]:
 
 
 def files_to_take(repo_id: str, names: list[str]) -> list[str]:
-    """
-    The files to download of a repository's files. Raises a `LabError` for a path that leaves the folder, and for formats
-    that run code when they are read.
-    """
+    """The files to download of a repository's files; raises a `LabError` for a path that leaves the folder."""
     for name in names:
-        path = PurePosixPath(name)
-        why = ""
-        if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name or not path.parts:
-            why = "a path that leads out of its folder"
-        elif path.suffix.lower() in _PICKLED and not _is_state(path):
-            why = "a format that can run code when it is read; only safetensors are accepted"
-        if why:
-            raise LabError(f"{repo_id!r} holds {name!r}, {why}. Nothing was downloaded.")
+        if PurePosixPath(name).is_absolute() or {"..", ""} & {*name.split("/")} or "\\" in name or ":" in name:
+            raise LabError(f"{repo_id!r} holds {name!r}, a path that leads out of its folder. Nothing was downloaded.")
     return [name for name in names if _is_taken(name)]
 
 
 def _is_taken(name: str) -> bool:
-    return PurePosixPath(name).suffix.lower() in _TAKEN and not _is_state(PurePosixPath(name))
-
-
-def _is_state(path: PurePosixPath) -> bool:
-    """Whether a file is part of a checkpoint: a state of training, not a result."""
-    return path.parts[0].startswith("checkpoint-")
+    """Whether a file is downloaded: formats that run no code when they are read, without states of training."""
+    return PurePosixPath(name).suffix.lower() in _TAKEN and not name.startswith("checkpoint-")

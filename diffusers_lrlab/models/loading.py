@@ -94,11 +94,12 @@ def find_start_weights(name_or_path: str, cache_dir: str | None, class_name: str
     if not (files := _weights_in(part)):
         wanted = f"a folder or repository with {_WEIGHTS[0][0]} or {_WEIGHTS[1][0]}, whole or in parts"
         raise must_be(OPTION, name_or_path, wanted, "there are no weights beside the config.json")
-    known = {} if commit is not None else _refuse_damaged(part)
+    if commit is None:
+        _refuse_damaged(part.resolve())
     config = _read(part / "config.json", name_or_path)
     if config.keys() >= _STATE_OF_EMA:
         config = {key: value for key, value in config.items() if key not in _STATE_OF_EMA}
-    return StartWeights(name_or_path, commit, _sum_of(files, known), config, str(part))
+    return StartWeights(name_or_path, commit, _sum_of(files), config, str(part))
 
 
 def _download(repo_id: str, revision: str | None, cache_dir: str | None, patterns: Any) -> Path:
@@ -138,18 +139,11 @@ def _part(top: Path, name: str, class_name: str, component: str) -> Path:
     return top
 
 
-def _refuse_damaged(part: Path) -> dict[str, str]:
-    """
-    Raises a `LabError` if a model is that of a run, or of one of its checkpoints, and is damaged. Returns the hashes of its
-    files by name, which are not computed again.
-    """
-    known: dict[str, str] = {}
-    part = part.resolve()
+def _refuse_damaged(part: Path) -> None:
+    """Raises a `LabError` if a model is that of a run, or of one of its checkpoints, and is damaged."""
     for folder, read in ((part, ""), (part.parent, (f"{part.name}/", "model_index.json", _RECORDS[0]))):
         if any((folder / name).is_file() for name in _RECORDS):
-            sums = refuse_damaged(folder, only=lambda name: name.startswith(read)).sums  # noqa: B023  # called at once
-            known |= {Path(name).name: each["sha256"] for name, each in sums.items() if (folder / name).parent == part}
-    return known
+            refuse_damaged(folder, only=lambda name: name.startswith(read))  # noqa: B023  # called at once
 
 
 def _remedy(class_name: str) -> str:
@@ -174,8 +168,8 @@ def _weights_in(folder: Path) -> list[Path]:
     return found
 
 
-def _sum_of(files: list[Path], known: dict[str, str]) -> str:
-    sums = [known.get(file.name) or file_sums(file)["sha256"] for file in files]
+def _sum_of(files: list[Path]) -> str:
+    sums = [file_sums(file)["sha256"] for file in files]
     return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
 
 
@@ -184,30 +178,22 @@ def _sum_of(files: list[Path], known: dict[str, str]) -> str:
 
 def load_model_config(model_class: Any, name_or_path: str, cache_dir: str | None) -> dict[str, Any]:
     """The configuration of a model of this class, with the defaults filled in."""
-    config = read_model_config(model_class, name_or_path, cache_dir)
-    return complete_config(model_class, config, "--model_config_name_or_path", name_or_path)
-
-
-def read_model_config(model_class: Any, name_or_path: str, cache_dir: str | None) -> dict[str, Any]:
-    """The configuration as it is, which may be that of another class; a `LabError` if it cannot be read."""
-    path = expanded(name_or_path)
+    path, option = expanded(name_or_path), "--model_config_name_or_path"
+    text = read_utf8(path, option) if path.is_file() else None
     try:
-        if path.is_file():
-            config = json.loads(read_utf8(path, "--model_config_name_or_path"))
-        else:
-            config = model_class.load_config(name_or_path, cache_dir=cache_dir)
+        config = model_class.load_config(name_or_path, cache_dir=cache_dir) if text is None else json.loads(text)
         if not isinstance(config, dict):
             raise ValueError("it holds no JSON object")
-        return config
-    except LabError:
-        raise
     except (OSError, ValueError) as error:
         wanted = "a folder with a config.json, a config.json file, or a Hub id (USER/NAME)"
-        raise must_be("--model_config_name_or_path", name_or_path, wanted, f"it cannot be read: {error}") from None
+        raise must_be(option, name_or_path, wanted, f"it cannot be read: {error}") from None
+    return complete_config(model_class, config, option, name_or_path)
 
 
 def complete_config(model_class: Any, config: dict[str, Any], option: str, name_or_path: str) -> dict[str, Any]:
     """A configuration that was read, with the defaults filled in; a `LabError` if no such model can be built from it."""
+    import torch
+
     wanted = model_class.__name__
     found = config.get("_class_name", wanted)
     if found != wanted:
@@ -217,17 +203,10 @@ def complete_config(model_class: Any, config: dict[str, Any], option: str, name_
     if unknown := [key for key in given if key not in parameters]:
         raise LabError(f"{wanted} does not take {', '.join(map(repr, unknown))} in its configuration. Remove it.")
     defaults = {name: known.default for name, known in parameters.items() if known.default is not known.empty}
-    _check_can_be_built(model_class, defaults | given, option, name_or_path)
-    return defaults | given
-
-
-def _check_can_be_built(model_class: Any, config: dict[str, Any], option: str, name_or_path: str) -> None:
-    import torch
-
     try:
         with torch.device("meta"):
-            model_class(**config)
+            model_class(**defaults | given)
     except Exception as error:  # of any type, as diffusers and torch check little
-        raise LabError(
-            f"{option} {name_or_path!r}: no {model_class.__name__} can be built from it: {error} Correct its config.json."
-        ) from error
+        told = f"{option} {name_or_path!r}: no {wanted} can be built from it: {error} Correct its config.json."
+        raise LabError(told) from error
+    return defaults | given

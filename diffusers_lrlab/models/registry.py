@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError, must_be
-from ..core.registered import Unusable
+from ..core.plugins import Unusable
 from ..core.registry import Parameter, Registry
-from ..core.signatures import checked
+from ..core.values import checked
 
 _PACKAGE = "diffusers_lrlab"
 
@@ -46,17 +46,15 @@ class Architecture:
 
 def _check_separate(model: Any, *_: Any) -> Any:
     """A model whose weights share no memory, as files of safetensors require."""
-    weights = model.state_dict().items() if hasattr(model, "state_dict") else ()
-    last: dict[int, tuple[str, int]] = {}  # by storage: the last weight, and where it ends
-    for name, value in sorted(weights, key=lambda item: item[1].storage_offset()):
-        storage, begin = value.untyped_storage()._cdata, value.storage_offset()
-        end = begin + 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-        if value.numel() and storage in last and last[storage][1] > begin:
-            shared = " and ".join(sorted((last[storage][0], name)))
+    weights = model.state_dict() if hasattr(model, "state_dict") else {}
+    names: dict[int, list[str]] = {}  # of the weights in a storage
+    for name, value in weights.items():
+        names.setdefault(value.untyped_storage()._cdata, []).append(name)
+    for shared in names.values():
+        if sum(weights[name].nbytes for name in shared) > weights[shared[0]].untyped_storage().nbytes():
+            told = f"its {' and '.join(sorted(shared)[:2])} share their memory"
             hint = "Hint: keep one tensor, and use it wherever forward() needs it"
-            raise Unusable(f"must return a model that can be saved: its {shared} share their memory. {hint}")
-        if value.numel():
-            last[storage] = max(last.get(storage, (name, end)), (name, end), key=lambda each: each[1])
+            raise Unusable(f"must return a model that can be saved: {told}. {hint}")
     return model
 
 
@@ -77,29 +75,23 @@ DENOISERS.register(
         Parameter("coordinate_scale", float, 25.0, "factor on coordinates before they are embedded", "(0, inf)"),
     ),
 )("diffusers_lrlab.models.mlp_denoiser:MLPDenoiser")
-_SIZES_OF_TRANSFORMERS = (
-    Parameter(
-        "hidden_size",
-        int,
-        None,
-        "size of the embedding of a patch; derived from the number of images: 64 to 384",
-        "[4, 1e5]",
-    ),
-    Parameter("num_layers", int, None, "transformer blocks; derived from the number of images: 4 to 12", "[1, 1e4]"),
-    Parameter("num_heads", int, None, "attention heads; derived: heads of size 32", "[1, 1e4]"),
-    Parameter(
-        "patch_size",
-        int,
-        None,
-        "side of a patch; derived: 2, or the nearest that makes 4 to 16 patches along a side",
-        "[1, 1e4]",
-    ),
-)
 DENOISERS.register(
     "dit",
     description="transformer on patches of images or latents, with or without class labels: DiTTransformer2DModel",
     source="DiT, arXiv 2212.09748",
-    parameters=_SIZES_OF_TRANSFORMERS,
+    parameters=tuple(
+        Parameter(name, int, None, description, interval)
+        for name, description, interval in (
+            ("hidden_size", "size of the embedding of a patch; derived from the number of images: 64 to 384", "[4, 1e5]"),
+            ("num_layers", "transformer blocks; derived from the number of images: 4 to 12", "[1, 1e4]"),
+            ("num_heads", "attention heads; derived: heads of size 32", "[1, 1e4]"),
+            (
+                "patch_size",
+                "side of a patch; derived: 2, or the nearest that makes 4 to 16 patches along a side",
+                "[1, 1e4]",
+            ),
+        )
+    ),
     facts={"architecture": "diffusers_lrlab.models.networks:DiT"},
 )("diffusers:DiTTransformer2DModel")
 
@@ -141,26 +133,21 @@ def _check_class(name: str, model_class: Any, parameters: list[str]) -> None:
     from diffusers.configuration_utils import ConfigMixin
     from diffusers.models.modeling_utils import ModelMixin
 
+    of = f"denoiser {name!r}"
     is_model = inspect.isclass(model_class) and issubclass(model_class, ModelMixin) and issubclass(model_class, ConfigMixin)
     if not is_model:
         wanted = "a class of diffusers' ModelMixin and ConfigMixin"
-        raise must_be(f"denoiser {name!r}", model_class, wanted, "derive it from both, which save and load it")
+        raise must_be(of, model_class, wanted, "derive it from both, which save and load it")
     if unknown := [parameter for parameter in parameters if parameter not in inspect.signature(model_class).parameters]:
-        raise LabError(
-            f"The denoiser {name!r} declares {unknown[0]!r}, which {model_class.__name__}.__init__ does not take."
-        )
+        raise LabError(f"The {of} declares {unknown[0]!r}, which {model_class.__name__}.__init__ does not take.")
     if _is_of_diffusers(model_class):  # its code is not saved
         return
     if model_class.__name__ in dir(sys.modules[_PACKAGE]):
-        raise LabError(
-            f"The denoiser {name!r} cannot be a class {model_class.__name__}: that name is taken. Choose another name."
-        )
+        raise LabError(f"The {of} cannot be a class {model_class.__name__}: that name is taken. Choose another name.")
     file = inspect.getfile(inspect.unwrap(model_class.forward))
     if not Path(file).is_file():
-        raise LabError(
-            f"The denoiser {name!r} is not in a file ({file}), so its code cannot be saved beside its weights. "
-            "Put it into one, and import that."
-        )
+        told = f"The {of} is not in a file ({file}), so its code cannot be saved beside its weights."
+        raise LabError(f"{told} Put it into one, and import that.")
 
 
 def _is_of_diffusers(model_class: Any) -> bool:

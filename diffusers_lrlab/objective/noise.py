@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..core.registered import unusable
+from ..core.plugins import unusable
 from ..core.registry import Parameter, Registry
 
 if TYPE_CHECKING:

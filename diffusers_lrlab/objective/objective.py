@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from ..core.errors import LabError
-from ..core.random_states import random_states
-from ..core.streams import block_randn, stream_generator
-from ..data.layout import BatchLayout
+from ..core.streams import block_randn, random_states, stream_generator
+from ..data.options import BatchLayout
 from ..timesteps.bands import TimestepLR
 from ..timesteps.registries import TIMESTEP_SAMPLERS
 from ..timesteps.sampling import TimestepSampler

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..core.errors import LabError
-from ..core.registered import described, titled, unusable, where
+from ..core.plugins import described, registered_code_located, titled, unusable, where
 from ..core.registry import Parameter, Registry
 from ..timesteps.noise_levels import NoiseLevels
 
@@ -158,7 +158,8 @@ class NoiseProcess(ABC):
         """
         data = batch.data
         noisy = self.add_noise(data, noise, timesteps)
-        output = model(noisy, self.model_time(timesteps), **batch.conditions)
+        with registered_code_located(model):
+            output = model(noisy, self.model_time(timesteps), **batch.conditions)
         if not hasattr(output, "sample"):
             wanted = "an object with .sample, such as diffusers' UNet2DOutput"
             raise _refused(model, f"must return {wanted}, not {described(output)}.")

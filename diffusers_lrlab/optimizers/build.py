@@ -7,11 +7,12 @@ import importlib.util
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import FAILURES, LabError
-from ..core.extras import require_version
+from ..core.environment import require_version
+from ..core.errors import LabError
+from ..core.plugins import FAILURES
 from ..core.registry import Entry
-from ..core.signatures import checked
 from ..core.spec import resolve_spec
+from ..core.values import checked
 from ..core.words import counted
 from .entries import OPTIMIZERS
 from .timescales import IMAGES, per_update
@@ -68,7 +69,7 @@ def _check_step(entry: Entry, lr: float, kwargs: dict[str, Any]) -> None:
     """
     import torch
 
-    from ..core.random_states import random_states_kept
+    from ..core.streams import random_states_kept
 
     begun = [torch.full(size, value) for value in (0.0, 1.0) for size in ((4, 4), (4,))]
 

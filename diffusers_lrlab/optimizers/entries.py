@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..core.registered import unusable
+from ..core.plugins import unusable
 from ..core.registry import Parameter, Registry
 from .timescales import BETA2_HALF_LIFE, IMAGES, TAU
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..core.errors import LabError, must_be
-from ..core.ranges import COUNT, POSITIVE
 from ..core.registry import Entry, Parameter
+from ..core.values import COUNT, POSITIVE
 from ..core.words import counted
 
 MOST_IMAGES = "(0, 1e15]"  # beyond it, a beta rounds to 1
@@ -41,7 +41,7 @@ IMAGES = Parameter(
     IMAGES_PER_UPDATE,
     int,
     None,
-    "effective batch size, for parameters in images; filled in by `lrlab train` and in most scripts",
+    "effective batch size, for parameters in images; known in `lrlab train`, elsewhere required",
     "[1, 1e9]",
     is_added=True,
 )

@@ -23,7 +23,7 @@ from diffusers.utils.torch_utils import randn_tensor
 
 _CODE = "pipeline.py"  # where diffusers looks for the code of a pipeline
 _OUTPUTS = ("pil", "np", "pt", "latent")
-_MOST_IMAGES = 10**9  # more is a slip
+_MOST = 10**9  # of images, and of a scale; more is a slip
 _PIXELS_AT_ONCE = 2**20  # decoded in one pass, unless the caller says
 
 
@@ -32,27 +32,18 @@ def _check(name: str, value: Any, is_allowed: bool, allowed: str) -> None:
         raise ValueError(f"{name} must be {allowed}, got {value!r} ({type(value).__name__}).")
 
 
-def _is_number(value: Any, kinds: tuple[type, ...]) -> bool:
-    return isinstance(value, kinds) and not isinstance(value, bool)
-
-
-def _check_count(name: str, value: Any, most: int) -> None:
-    is_count = _is_number(value, (int, np.integer)) and 1 <= value <= most
-    _check(name, value, is_count, f"a whole number from 1 to {most}")
-
-
-def _check_scale(value: Any) -> None:
-    is_scale = _is_number(value, (int, float)) and 0 <= value < float("inf")
-    _check("guidance_scale", value, is_scale, "a number, 0 or above")
+def _check_number(name: str, value: Any, least: float, most: float, whole: bool = True) -> None:
+    kinds = (int, np.integer) if whole else (int, float)
+    is_allowed = isinstance(value, kinds) and not isinstance(value, bool) and least <= value <= most
+    _check(name, value, bool(is_allowed), f"a {'whole ' * whole}number from {least} to {most}")
 
 
 def _names_of_labels(id2label: Any) -> dict[int, str]:
     """The names by label, in the order of labels: files have them in the order of texts."""
-    wanted = "the names of labels 0, 1, 2, ... as a dict, or None"
-    _check("id2label", id2label, id2label is None or isinstance(id2label, Mapping), wanted)
-    given = {str(label): name for label, name in (id2label or {}).items()}
-    is_named = all(isinstance(given.get(str(label)), str) for label in range(len(given)))
-    _check("id2label", id2label, is_named, wanted)
+    is_mapping = isinstance(id2label or {}, Mapping)
+    given = {str(label): name for label, name in (id2label or {}).items()} if is_mapping else {}
+    is_named = is_mapping and all(isinstance(given.get(str(label)), str) for label in range(len(given)))
+    _check("id2label", id2label, is_named, "the names of labels 0, 1, 2, ... as a dict, or None")
     return {label: given[str(label)] for label in range(len(given))}
 
 
@@ -107,7 +98,7 @@ class ImagePipeline(DiffusionPipeline):
         known = isinstance(vae_source, dict) and {"class_name", "name_or_path"} <= vae_source.keys()
         _check("vae_source", vae_source, vae_source is None or known, "a dict with class_name and name_or_path, or None")
         named = _names_of_labels(id2label)
-        _check_scale(guidance_scale)
+        _check_number("guidance_scale", guidance_scale, 0, _MOST, whole=False)
         _check("has_null_label", has_null_label, isinstance(has_null_label, bool), "True or False")
         self.register_modules(scheduler=scheduler, unet=unet, transformer=transformer, vae=vae)
         more = {"id2label": named or None, "guidance_scale": guidance_scale, "has_null_label": has_null_label}
@@ -177,9 +168,9 @@ class ImagePipeline(DiffusionPipeline):
         """
         total = self.scheduler.config.num_train_timesteps
         steps = min(100, total) if num_inference_steps is None else num_inference_steps
-        _check_count("num_inference_steps", steps, total)
+        _check_number("num_inference_steps", steps, 1, total)
         if decode_batch_size is not None:
-            _check_count("decode_batch_size", decode_batch_size, _MOST_IMAGES)
+            _check_number("decode_batch_size", decode_batch_size, 1, _MOST)
         _check("generator", generator, isinstance(generator, torch.Generator | None), "a torch.Generator or None")
         is_known = isinstance(output_type, str) and output_type in _OUTPUTS
         _check("output_type", output_type, is_known, f"one of {', '.join(_OUTPUTS)}")
@@ -203,13 +194,12 @@ class ImagePipeline(DiffusionPipeline):
             _check("class_labels", class_labels, may_be_left_out, "given for a model that was trained with all labels")
             _check("guidance_scale", scale, scale is None, "left out without class_labels")
             num = 1 if batch_size is None else batch_size
-            _check_count("batch_size", num, _MOST_IMAGES)
+            _check_number("batch_size", num, 1, _MOST)
             return None if null_label is None else torch.full((num,), null_label), num, 1.0
         _check("class_labels", class_labels, is_labelled, "left out for a model without labels")
         labels, scale = self.label_ids(class_labels), self.config.guidance_scale if scale is None else scale
-        is_one_each = batch_size is None or (_is_number(batch_size, (int, np.integer)) and batch_size == len(labels))
-        _check("batch_size", batch_size, is_one_each, "the number of class_labels, or left out")
-        _check_scale(scale)
+        _check("batch_size", batch_size, batch_size in (None, len(labels)), "the number of class_labels, or left out")
+        _check_number("guidance_scale", scale, 0, _MOST, whole=False)
         can_guide = scale == 1 or null_label is not None
         _check("guidance_scale", scale, can_guide, "1 for a model that was trained without dropped labels")
         return labels, len(labels), scale
@@ -225,11 +215,11 @@ class ImagePipeline(DiffusionPipeline):
         scheduler.set_timesteps(steps, device=device)
         samples = samples * getattr(scheduler, "init_noise_sigma", 1.0)
         arguments = {"generator": generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
-        scales = hasattr(scheduler, "scale_model_input")  # schedulers of flow matching have none
+        # Schedulers of flow matching do not scale the input.
+        scaled = getattr(scheduler, "scale_model_input", lambda samples, _: samples)
         labels = None if labels is None else labels.to(device)
         for timestep in self.progress_bar(scheduler.timesteps):
-            noisy = scheduler.scale_model_input(samples, timestep) if scales else samples
-            prediction = self._predict(noisy, timestep, labels, scale)
+            prediction = self._predict(scaled(samples, timestep), timestep, labels, scale)
             samples = scheduler.step(prediction, timestep, samples, **arguments).prev_sample
         return samples
 
@@ -252,15 +242,12 @@ class ImagePipeline(DiffusionPipeline):
         is_list = isinstance(given, Sequence) and len(given) > 0
         _check("class_labels", class_labels, is_list, "a label, a name of a class, or a list of them")
         names = self.class_names
-        by_name: dict[Any, int] = {name: label for label, name in enumerate(names)}
+        labels = {name: label for label, name in enumerate(names)} | {label: label for label in range(len(names))}
         shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
-        labels = []
         for value in given:
-            is_label = _is_number(value, (int, np.integer)) and 0 <= value < len(names)
-            is_name = isinstance(value, str) and value in by_name
-            _check("class_labels", value, is_label or is_name, f"labels from 0 to {len(names) - 1}, or names ({shown})")
-            labels.append(by_name[value] if is_name else int(value))
-        return torch.tensor(labels)
+            is_known = isinstance(value, (int, str, np.integer)) and not isinstance(value, bool) and value in labels
+            _check("class_labels", value, is_known, f"labels from 0 to {len(names) - 1}, or names ({shown})")
+        return torch.tensor([labels[value] for value in given])
 
     @torch.no_grad()
     def decoded(self, latents: torch.Tensor, output_type: str = "pt", batch_size: int | None = None) -> Any:

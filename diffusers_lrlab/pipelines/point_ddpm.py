@@ -21,8 +21,8 @@ from diffusers.utils import BaseOutput
 from diffusers.utils.torch_utils import randn_tensor
 
 # The files by which diffusers finds the code of components and of pipelines.
-
 _DENOISER_CODE, _PIPELINE_CODE = "denoiser/diffusers_lrlab.py", "pipeline.py"
+_MOST_POINTS = 10**12  # more is a slip
 
 
 @dataclass
@@ -43,12 +43,15 @@ class PointPipelineOutput(BaseOutput):
     frame_timesteps: list[int] | None = None
 
 
-_MOST_POINTS = 10**12  # more is a slip
-
-
 def _check(name: str, value: Any, is_allowed: bool, allowed: str) -> None:
     if not is_allowed:
         raise ValueError(f"{name} must be {allowed}, got {value!r} ({type(value).__name__}).")
+
+
+def _check_count(name: str, value: Any, least: int, most: int, also: tuple[int, ...] = ()) -> None:
+    is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    allowed = "".join(f"{each}, or " for each in also) + f"{least} to {most}"
+    _check(name, value, is_whole and (least <= value <= most or value in also), allowed)
 
 
 def _timesteps_left(scheduler: Any, step: int, timestep: torch.Tensor) -> int:
@@ -57,12 +60,6 @@ def _timesteps_left(scheduler: Any, step: int, timestep: torch.Tensor) -> int:
     if step == 0 or not hasattr(scheduler, "alphas_cumprod"):
         return round(total * (1 - step / len(scheduler.timesteps)))
     return min(total, int(timestep) + 1)
-
-
-def _check_count(name: str, value: Any, allowed: range, zero: bool = False) -> None:
-    is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    also = "0, or " * zero
-    _check(name, value, is_whole and (value in allowed or (zero and value == 0)), f"{also}{allowed[0]} to {allowed[-1]}")
 
 
 def scaled_input(scheduler: Any, sample: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
@@ -132,10 +129,10 @@ class PointDDPMPipeline(DiffusionPipeline):
         """
         num_timesteps = self.scheduler.config.num_train_timesteps
         steps = min(100, num_timesteps) if num_inference_steps is None else num_inference_steps
-        _check_count("num_points", num_points, range(1, _MOST_POINTS + 1))
-        _check_count("num_inference_steps", steps, range(1, num_timesteps + 1))
-        _check_count("num_frames", num_frames, range(2, steps + 2), zero=True)
-        _check_count("chunk_size", chunk_size, range(1, _MOST_POINTS + 1))
+        _check_count("num_points", num_points, 1, _MOST_POINTS)
+        _check_count("num_inference_steps", steps, 1, num_timesteps)
+        _check_count("num_frames", num_frames, 2, steps + 1, also=(0,))
+        _check_count("chunk_size", chunk_size, 1, _MOST_POINTS)
         _check("output_type", output_type, isinstance(output_type, str) and output_type in ("np", "pt"), "'np' or 'pt'")
         _check("generator", generator, isinstance(generator, torch.Generator | None), "a torch.Generator or None")
         _check("return_dict", return_dict, isinstance(return_dict, bool), "True or False")

@@ -1,1 +1,1 @@
-"""Checks before training: each a function of a [`Subject`] with one message, or none."""
+"""Before training: checks of the data, the settings and the model, and a forecast of time, memory and disk space."""

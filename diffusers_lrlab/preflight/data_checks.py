@@ -1,38 +1,89 @@
-"""Checks of the data: values, sizes, order, classes. Those of pixels are silent on other kinds of data."""
+"""The run that is checked before training, and checks of its data. Those of pixels are silent on other kinds of data."""
 
+from __future__ import annotations
+
+import io
 import itertools
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
+from ..core.errors import LabError
+from ..core.streams import stream_generator
 from ..core.words import agreeing, counted, times
+from ..data.batch import Batch, Conditions
 from ..data.sources import load_errors_explained, open_dataset
-from .subject import Subject
 
-_DEPTHS = (8, 10, 12, 14)  # bits per channel that cameras and scanners store in 16
+if TYPE_CHECKING:
+    from ..training.trainer import Trainer
+
+_MOST = 512  # images or points to check
+_FEW = 64  # images that are read from files
 _FIRST_ROWS = 256  # of a stream, whose labels are compared
 _FEWEST_CHANGES = 20  # of labels of shuffled rows; with fewer, chance is too likely an explanation
 _LEVEL = 2 / 255  # one of 256 levels in [-1, 1]
+_DARK = -0.4  # images of which none is brighter; those of 14 of 16 bits end at -0.5
+
+CHECKS: dict[str, Callable[[Subject], str | None]] = {}
+"""All checks, in the order of their warnings: each returns its message, or `None`."""
 
 
-def _has_pixels(subject: Subject) -> bool:
-    kind = subject.plan.kind
-    return kind.is_bounded and kind.has_neighbours
+def check(function: Callable[[Subject], str | None]) -> Callable[[Subject], str | None]:
+    """Adds a check under its own name."""
+    CHECKS[function.__name__] = function
+    return function
 
 
+class Subject:
+    """A run before training. Checks restore its trainer, to the bit."""
+
+    def __init__(self, trainer: Trainer):
+        self.trainer, self.run = trainer, trainer.run
+        self.plan, self.data, self.config = trainer.run.plan, trainer.run.data, trainer.run.config
+        kind = self.plan.kind
+        self.has_pixels = kind.is_bounded and kind.has_neighbours
+
+    @cached_property
+    def batch(self) -> Batch:
+        """Training data as the model sees them, float32 `(num, ...)`: a sample, or the start of a stream."""
+        data = self.data
+        if data.num_images is None:
+            return data.held_out[:_MOST] if len(data.held_out) else data.all_in_memory(_MOST)
+        if data.in_memory is not None:
+            some = data.in_memory[torch.randperm(data.num_images, generator=stream_generator(0, "preflight"))[:_MOST]]
+            return some.with_data(data.transform.fixed(some.data))
+        read = [example for row in _spread(data.num_images) if (example := self._read(row)) is not None]
+        return Batch.stack(read) if read else Batch(torch.empty(0, *data.image_shape), data.held_out[:0].conditions)
+
+    def _read(self, row: int) -> tuple[torch.Tensor, Conditions] | None:
+        """An image with its conditions; `None` if it cannot be decoded, which training reports."""
+        with suppress(LabError):
+            return self.data.read_fixed(self.data.examples[row])
+        return None
+
+
+def _spread(num: int) -> list[int]:
+    """A few of so many rows, evenly spread."""
+    return torch.linspace(0, num - 1, min(_FEW, num)).long().tolist()
+
+
+@check
 def value_range(subject: Subject) -> str | None:
     """Images that use only a part of [-1, 1] or leave it, or have empty channels."""
-    images = subject.sample
-    if not _has_pixels(subject) or not len(images):
+    images = subject.batch.data
+    if not subject.has_pixels or not len(images):
         return None
-    if told := _unused_bits(subject):
-        return told
     low, high, spreads = float(images.min()), float(images.max()), images.std(dim=(0, 2, 3))
     spread = float(spreads.max())
-    is_outside, is_half = low < -1 - _LEVEL or high > 1 + _LEVEL, high < -0.9 or low > -_LEVEL
-    if is_outside or is_half or spread < 0.05:
+    if low < -1 - _LEVEL or high > 1 + _LEVEL or high < _DARK or low > -_LEVEL or spread < 0.05:
         return (
             f"The images have values from {low:.3g} to {high:.3g} with a standard deviation of {spread:.2g}; the noise and "
-            "the sampler expect the whole of [-1, 1], and about 0.5 is usual. Rescale them, unless this is intended."
+            "the sampler expect the whole of [-1, 1], and about 0.5 is usual. Rescale them, unless this is intended. Images "
+            "that use 12 of 16 bits, for example, need a factor of 16: mogrify -evaluate multiply 16 FILES."
         )
     if len(spreads) > 1 and float(spreads.min()) < 0.02 * spread:
         return f"Channel {int(spreads.argmin())} of the images is nearly constant. Check it, or use --image_channels 1."
@@ -42,25 +93,13 @@ def value_range(subject: Subject) -> str | None:
     return f"{constant} of {counted(len(images), 'image')} {agreeing(constant, 'has', 'have')} a single colour. Remove them."
 
 
-def _unused_bits(subject: Subject) -> str | None:
-    largest = max((each.largest for each in subject.stored if each.largest is not None), default=0)
-    bits = next((bits for bits in _DEPTHS if 1 < largest < 2**bits), None)
-    if bits is None:
-        return None
-    factor = 2 ** (16 - bits)
-    return (
-        f"The images seem to use {bits} of their 16 bits: the largest value found is {largest:,} of 65,535, so they fill "
-        f"only [-1, {largest / 32767.5 - 1:.3g}] of [-1, 1]. Multiply their values by {factor}, for example with "
-        f"ImageMagick: mogrify -evaluate multiply {factor} FILES."
-    )
-
-
+@check
 def image_sizes(subject: Subject) -> str | None:
     """Images that are enlarged, or cropped by more than half."""
-    resolution = subject.config.resolution
-    if resolution is None or not _has_pixels(subject) or subject.data.num_images is None:
+    resolution, train = subject.config.resolution, subject.data.train
+    if resolution is None or not subject.has_pixels or subject.data.num_images is None:
         return None
-    sizes = [each.size for each in subject.stored]
+    sizes = [size for row in _spread(len(train)) if (size := _size(train[row][subject.data.column])) is not None]
     small = [min(size) for size in sizes if min(size) < resolution]
     oblong = sum(max(size) > 2 * min(size) for size in sizes)
     if len(small) > 0.1 * len(sizes):
@@ -77,6 +116,16 @@ def image_sizes(subject: Subject) -> str | None:
     return None
 
 
+def _size(cell: Any) -> tuple[int, int] | None:
+    """Width and height of an image as it is stored; `None` if it cannot be read, which training reports."""
+    from PIL import Image
+
+    with suppress(Exception), Image.open(io.BytesIO(cell["bytes"]) if cell.get("bytes") else cell.get("path")) as image:
+        return image.size
+    return None
+
+
+@check
 def sorted_stream(subject: Subject) -> str | None:
     """A stream whose first rows are sorted by class, since it mixes only rows near each other."""
     if not subject.config.streaming:
@@ -100,6 +149,7 @@ def sorted_stream(subject: Subject) -> str | None:
     return None
 
 
+@check
 def empty_classes(subject: Subject) -> str | None:
     """Classes without an image, of which the model learns nothing."""
     classes = subject.plan.classes

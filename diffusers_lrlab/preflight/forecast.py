@@ -15,19 +15,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from diffusers_lrlab.optimizers.timescales import BASE_BATCH
-
 from ..core.environment import peak_memory_mb
 from ..core.errors import Diverged
 from ..core.streams import stream_generator
 from ..core.words import counted, duration
 from ..optimizers.build import optimizer_state_bytes
-from ..optimizers.timescales import scaled_learning_rate
 from ..training.pipeline import make_pipeline, sample_conditions
 from ..training.prepare import launcher_compiles
 from ..training.run_folder import RunFolder
 from ..training.trainer import Trainer
-from .run import run_checks
+from .checks import run_checks
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -58,19 +55,20 @@ def describe_forecast(plan: Plan, data: TrainingData, accelerator: Accelerator) 
             yield f"{'warning':>13}  No forecast of the time, as the timed updates diverged: {error}"
         yield f"{'memory':>13}  {_size(peak_memory_mb() * 2**20)} at the peak of these updates, in one process"
         yield _disk_in_words(trainer)
-        if (rates := _other_rates(plan)) is not None:
-            yield rates
         trainer.release()
 
 
 def _time_in_words(trainer: Trainer) -> str:
-    plan = trainer.run.plan
+    plan, config = trainer.run.plan, trainer.run.config
     first, update = _seconds_of_updates(trainer)
+    # Those shown during the run, and those shown and measured at its end.
+    num_samples = config.eval_batch_size * (plan.num_pictures - (not config.evaluation))
+    num_samples += (config.distance_samples or 0) * config.evaluation
     parts = {
         "compiling": max(0.0, first - _COMPILED * update) if launcher_compiles() else 0.0,
         "training": update * plan.num_updates,
         "validation": seconds_of_validation(trainer) * plan.num_validations,
-        "sampling": _seconds_of_samples(trainer, num) if (num := _num_samples(plan)) else 0.0,
+        "sampling": _seconds_of_samples(trainer, num_samples) if num_samples else 0.0,
     }
     each = f"{1e3 * update:.3g} ms" if update < 1 else duration(update)
     rate = plan.layout.global_batch / update
@@ -118,14 +116,6 @@ def _seconds_of_samples(trainer: Trainer, num: int) -> float:
     return (time.perf_counter() - started) * num / size * run.config.num_inference_steps / steps
 
 
-def _num_samples(plan: Plan) -> int:
-    """Samples that are shown during the run, and shown and measured at its end."""
-    config = plan.config
-    if not config.evaluation:
-        return config.eval_batch_size * (plan.num_pictures - 1)
-    return config.eval_batch_size * plan.num_pictures + (config.distance_samples or 0)
-
-
 def _disk_in_words(trainer: Trainer) -> str:
     run, plan, config = trainer.run, trainer.run.plan, trainer.run.config
     pipeline = 4 * plan.num_parameters
@@ -140,19 +130,6 @@ def _disk_in_words(trainer: Trainer) -> str:
     return (
         f"{'disk':>13}  {_size(pipeline + len(kept) * checkpoint + snapshots)}, with {counted(len(kept), 'checkpoint')} of "
         f"{_size(checkpoint)}; {_size(free)} free"
-    )
-
-
-def _other_rates(plan: Plan) -> str | None:
-    """The peak by the rules of --scale_lr, for a batch of another size than the one they start from."""
-    config, batch = plan.config, plan.layout.global_batch
-    if batch == BASE_BATCH or config.scale_lr != "none":
-        return None
-    rules = ("linear", "sqrt")
-    rates = [f"{scaled_learning_rate(plan.learning_rate, rule, batch):.3g}" for rule in rules]
-    return (
-        f"{'rates':>13}  if {plan.learning_rate:.3g} is good for {counted(BASE_BATCH, 'image')} an update, "
-        f"--scale_lr linear gives {rates[0]} for {batch}, and sqrt (for Adam) {rates[1]}"
     )
 
 

@@ -6,11 +6,9 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import LabError
-from ..core.listing import aligned
 from ..core.progress import Progress
-from ..core.ranges import POSITIVE, Range
-from ..core.signatures import checked
-from ..core.words import counted
+from ..core.values import POSITIVE, Range, checked
+from ..core.words import aligned, counted
 from ..schedules.expected import resolve_length, schedule_curves
 from ..schedules.schedule import Schedule, double_decay, resolve_schedule
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import LabError
-from ..core.listing import aligned
 from ..core.plotting import BLUE, GREY, ORANGE, new_figure, save_figure
 from ..core.registry import Registry
-from ..core.signatures import checked
-from ..core.spec import format_spec, merge_spec
+from ..core.spec import choose, format_spec
+from ..core.values import checked
+from ..core.words import aligned
 from ..timesteps.noise_levels import NoiseLevels, noise_levels
 from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 
@@ -65,12 +65,14 @@ def _expanded(specs: list[str], registry: Registry) -> list[tuple[str, dict[str,
     """Name, resolved parameters and label of each spec string."""
     found = []
     for spec in specs:
-        names = [name for name in registry if "feedback" not in registry[name].traits] if spec == "all" else [spec]
+        names = [name for name, entry in registry.items() if "feedback" not in entry.traits] if spec == "all" else [spec]
         for each in names:
-            name, given = merge_spec(each, None, registry)
-            if "feedback" in registry[name].traits:
-                raise LabError(f"{name!r} follows the losses of a run: there is nothing to show before it. Leave it out.")
-            found.append((name, registry[name].resolve(given), format_spec(name, given)))
+            choice = choose(each, None, registry)
+            if "feedback" in choice.entry.traits:
+                raise LabError(
+                    f"{choice.name!r} follows the losses of a run: there is nothing to show before it. Leave it out."
+                )
+            found.append((choice.name, choice.kwargs, format_spec(choice.name, choice.given)))
     return found
 
 

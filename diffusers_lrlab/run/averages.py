@@ -13,9 +13,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from ..averaging.posthoc import Combination, Profiles, check_target, combine
-from ..averaging.snapshots import Snapshot, profiles_of, read_snapshots
-from ..core.errors import LabError, must_be, warn
+from ..averaging.posthoc import Combination, Profiles, Snapshot, check_target, combine, profiles_of, read_snapshots
+from ..core.errors import LabError, warn
 from ..core.files import write_text
 from ..core.manifest import damage_named
 from ..hub.records import open_run
@@ -69,9 +68,6 @@ def _copy_pipeline(run: Path, into: Path, weights: dict[str, torch.Tensor]) -> N
 
 def run_snapshots(run: Path) -> list[Snapshot]:
     """The snapshots of a finished run, oldest first; a `LabError` if there are none, or one is damaged."""
-    if (run / "spec.yaml").exists() and (run / "runs").is_dir():
-        hint = "train one of its runs with `lrlab train --ema posthoc`"
-        raise must_be("RUN", str(run), "the folder of a run", hint, got="that of a study")
     record = open_run(run, lambda name: not name.startswith(f"{LAB}/"))
     if snapshots := read_snapshots(run / SNAPSHOTS):
         return snapshots

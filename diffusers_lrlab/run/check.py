@@ -9,19 +9,12 @@ from typing import Any
 from ..core.files import is_locked
 from ..core.manifest import MANIFEST, find_damage, verify
 from ..core.words import counted
-from ..data.latents import LATENTS_FILE, is_latents_folder, read_latents_record
-from ..hub.contents import type_of_folder
+from ..data.latents import LATENTS_FILE, read_latents_record
+from ..hub.contents import KINDS, kind_of_folder
 from ..hub.records import check_pipeline, read_log, read_record
 from ..training.run_folder import RECORD, SNAPSHOTS, RunFolder
 
-_LATENTS = "set of latents"
 _PARTS = ("checkpoint-*", f"{SNAPSHOTS}/*", "stacks/*", "local/*/checkpoint-*")  # folders with a manifest of their own
-_REMEDIES = {
-    "run": "repeat the command that made it, with {option}; pull a downloaded run again",
-    "study": "repeat the `lrlab study run` command that made it, which repeats damaged runs; pull a downloaded study again",
-    _LATENTS: "remove the folder and encode the images again",
-}
-_AGAIN = "make it again, or pull it again"
 
 
 @dataclass
@@ -57,10 +50,12 @@ class Finding:
 
 def check_folder(folder: Path) -> Finding:
     """Verifies the folder of a run, study, toy dataset or set of latents, also a downloaded one. Changes nothing."""
-    finding = Finding(_kind(folder), str(folder))
-    if finding.kind == _LATENTS:
+    is_run = any(folder.glob("checkpoint-*")) or (folder / "lrlab").is_dir()  # also one without a record
+    kind = KINDS["run"] if is_run else kind_of_folder(folder)
+    finding = Finding(kind.name, str(folder))
+    if kind == KINDS["set of latents"]:
         finding.note(LATENTS_FILE, partial(read_latents_record, folder))
-    elif finding.kind == "run":
+    elif is_run:
         _check_run(folder, finding)
     for part in sorted(path for pattern in _PARTS for path in folder.glob(pattern) if path.is_dir()):
         damage = find_damage(part)
@@ -73,15 +68,8 @@ def check_folder(folder: Path) -> Finding:
     if finding.damaged:
         whole = [path.name for path in RunFolder(folder).checkpoints() if path.name in finding.whole]
         option = f"--resume_from_checkpoint latest, which continues from {whole[-1]}" if whole else "--overwrite_output_dir"
-        finding.remedy = _REMEDIES.get(finding.kind, _AGAIN).format(option=option)
+        finding.remedy = kind.remedy.format(option=option)
     return finding
-
-
-def _kind(folder: Path) -> str:
-    if is_latents_folder(folder):
-        return _LATENTS
-    is_run = any(folder.glob("checkpoint-*")) or (folder / "lrlab").is_dir()
-    return "run" if is_run else type_of_folder(folder)  # also a run without a record
 
 
 def _check_run(folder: Path, finding: Finding) -> None:

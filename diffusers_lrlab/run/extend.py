@@ -20,17 +20,15 @@ from ..core.errors import LabError, continued_by, did_you_mean, is_first_process
 from ..core.files import folder_beside, is_locked
 from ..core.manifest import find_damage
 from ..core.options import names_where
-from ..core.ranges import Range
-from ..core.signatures import checked
+from ..core.values import Range, checked
 from ..core.words import counted
-from ..data.layout import BatchLayout
+from ..data.options import BatchLayout
 from ..hub.records import open_run
 from ..schedules.expected import RunCurve, agreeing_updates
 from ..schedules.registries import COOLDOWNS
 from ..training.config import ResolvedConfig, TrainingConfig
 from ..training.plan import updates_between_validations
-from ..training.resolve import resolve_config
-from ..training.resolve_timesteps import objective_spec
+from ..training.resolve import objective_spec, resolve_config
 from ..training.resume import read_state
 from ..training.run_folder import LAB, RunFolder, checkpoint_update
 

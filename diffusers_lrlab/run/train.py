@@ -16,24 +16,21 @@ from ..core.errors import (
     system_errors_explained,
     warn,
 )
-from ..core.processes import interrupts_raised
-from ..core.registered import registered_code_located
-from ..core.signatures import checked
+from ..core.plugins import registered_code_located
+from ..core.program import interrupts_raised
+from ..core.values import checked
 from ..core.words import counted
 from ..training.config import TrainingConfig
 from ..training.prepare import prepare_resolved, resolve_and_check
 from ..training.resume import check_agreed, check_fresh, choose_start, locked_folder
 from ..training.run_folder import RunFolder
-from ..training.trackers import start_trackers, tracker_ids
+from ..training.trackers import start_trackers
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from ..data.loading import TrainingData
-    from ..finder.find import FinderResult
-    from ..training.config import ResolvedConfig
     from ..training.plan import Plan
-    from ..training.trainer import Trainer
 
 
 @checked
@@ -92,29 +89,21 @@ def run_training(config: TrainingConfig, start: Start | None = None) -> Path | N
             for text in describe_forecast(plan, data, accelerator):
                 accelerator.print(text, flush=True)
             return None
-        folder = _open_folder(plan.config, checkpoint, found, accelerator)
+        folder = RunFolder(Path(plan.config.output_dir), accelerator.is_main_process)
+        if folder.is_writer and checkpoint is None:
+            # Other files may have appeared while data were read.
+            check_fresh(folder, resolved.overwrite_output_dir or resolved.resume_from_checkpoint is not None)
+            folder.clear()
+        accelerator.wait_for_everyone()
+        if found is not None and folder.is_writer:
+            found.save(folder.lab)
         previous = folder.read_record() if checkpoint is not None else {} if start is None else start.record
         _train_and_record(config, plan, data, accelerator, folder, begins_at, previous)
         if resolved.push_to_hub and accelerator.is_main_process:
-            from ..hub.transfer import push_run
+            from ..hub.transfer import push_folder, target_of_training
 
-            accelerator.print(f"Uploaded: {push_run(folder.path, plan.config)}")
+            accelerator.print(f"Uploaded: {push_folder(folder.path, target_of_training(plan.config))}")
         return folder.path
-
-
-def _open_folder(
-    config: ResolvedConfig, checkpoint: Path | None, found: FinderResult | None, accelerator: Accelerator
-) -> RunFolder:
-    """The folder of the run, without another or a killed one, and with the finder's result, if any."""
-    folder = RunFolder(Path(config.output_dir), accelerator.is_main_process)
-    if accelerator.is_main_process and checkpoint is None:
-        # Other files may have appeared while data were read.
-        check_fresh(folder, config.overwrite_output_dir or config.resume_from_checkpoint is not None)
-        folder.clear()
-    accelerator.wait_for_everyone()
-    if found is not None and accelerator.is_main_process:
-        found.save(folder.lab)
-    return folder
 
 
 def _train_and_record(
@@ -129,10 +118,9 @@ def _train_and_record(
     """Does all updates and finishes the run; `run.json` records the outcome."""
     from ..optimizers.build import optimizer_parts, untrained_in_words
     from ..optimizers.layers import parts_in_words
-    from ..preflight.run import check_before_training
+    from ..preflight.checks import check_before_training
     from ..training.trainer import Trainer
-    from .finish import finish_run
-    from .record import recorded, start_record, warn_of_changed_plugins
+    from .record import finish_run, recorded, start_record, warn_of_changed_plugins
 
     trainer = Trainer(plan, data, accelerator, folder)
     if checkpoint is not None:
@@ -146,13 +134,17 @@ def _train_and_record(
     if untrained := untrained_in_words(trainer.run.optimizer, trainer.run.trained):
         warn(untrained)
     warn_of_changed_plugins(record, previous)
-    found = check_before_training(trainer) if checkpoint is None else _checked_before(trainer, previous)
-    record["train"]["preflight"] = found
+    if checkpoint is None:
+        record["train"]["preflight"] = check_before_training(trainer)
+    else:  # as at the beginning of the run
+        before = previous.get("train", {})
+        trainer.log.lr_warnings, record["train"]["preflight"] = before.get("warnings", {}), before.get("preflight", {})
     folder.write_record(record)
     # Inside `recorded`, so that the record has the error as it is printed.
     with recorded(trainer, record), system_errors_explained(), registered_code_located():
         if accelerator.is_main_process:
-            _start_trackers(record, previous, plan, accelerator, folder)
+            logs, name = folder.path / plan.config.logging_dir, folder.path.resolve().name
+            accelerator.trackers = start_trackers(plan.config, logs, name)
         last = folder.path / f"checkpoint-{plan.num_updates}"
         with interrupts_raised(lambda number: Interrupted(number, last)):
             for _ in trainer.updates():
@@ -170,22 +162,3 @@ def _train_and_record(
     accelerator.free_memory()
     accelerator.wait_for_everyone()
     accelerator.end_training()
-
-
-def _start_trackers(
-    record: dict[str, Any], previous: dict[str, Any], plan: Plan, accelerator: Accelerator, folder: RunFolder
-) -> None:
-    """Starts trackers; those with ids in the record continue a resumed run."""
-    known = previous.get("run", {}).get("trackers", {})
-    logs = folder.path / plan.config.logging_dir
-    accelerator.trackers = start_trackers(plan.config, logs, folder.path.resolve().name, resumed=known)
-    if ids := known | tracker_ids(accelerator.trackers):
-        record["run"]["trackers"] = ids
-        folder.write_record(record)
-
-
-def _checked_before(trainer: Trainer, previous: dict[str, Any]) -> dict[str, str]:
-    """Warnings of the checks at the beginning of a resumed run, which are not repeated."""
-    before = previous.get("train", {})
-    trainer.log.lr_warnings = before.get("warnings", {})
-    return before.get("preflight", {})

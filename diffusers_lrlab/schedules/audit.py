@@ -11,6 +11,11 @@ from ..core.words import counted
 TOLERANCE = 1e-9
 
 
+def deviation(applied: Any, expected: Any, peak: Any = 1.0) -> Any:
+    """How far numbers or arrays are from the expected ones, relative to `peak`, which is 0 for a frozen group."""
+    return abs(applied - expected) / (peak or 1.0)
+
+
 @dataclass
 class ScheduleAudit:
     """Compares applied and expected learning rates and momenta at every update."""
@@ -39,8 +44,8 @@ class ScheduleAudit:
         self.num_updates += 1
         self.rounding = max(self.rounding, rounding)
         for (lr, momentum), (expected_lr, expected_momentum), peak in zip(applied, expected, peaks, strict=True):
-            lr_deviation = abs(lr - expected_lr) / (peak or 1.0) if expected_lr is not None else 0.0
-            momentum_deviation = abs((momentum or 0.0) - expected_momentum) if expected_momentum is not None else 0.0
+            lr_deviation = deviation(lr, expected_lr, peak) if expected_lr is not None else 0.0
+            momentum_deviation = deviation(momentum or 0.0, expected_momentum) if expected_momentum is not None else 0.0
             self.largest_lr_deviation = max(self.largest_lr_deviation, lr_deviation)
             self.largest_momentum_deviation = max(self.largest_momentum_deviation, momentum_deviation)
             if max(lr_deviation, momentum_deviation) <= max(TOLERANCE, rounding) or self.first_deviating_update is not None:

@@ -9,10 +9,9 @@ import numpy as np
 
 from ..core.errors import LabError
 from ..core.progress import Progress, resolve_warmup_updates
-from ..core.ranges import Range
 from ..core.registry import Entry
-from ..core.signatures import checked
 from ..core.spec import format_spec
+from ..core.values import Range, checked
 from .schedule import ENDLESS, Schedule, describe_schedule, resolve_schedule
 
 _LENGTH = Range(f"[1, {ENDLESS}]", whole=True)

@@ -9,8 +9,9 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from diffusers_lrlab.core.environment import require_version
+
 from ..core.errors import LabError
-from ..core.extras import require_version
 from .momentum import initial_lrs, write_lrs
 
 

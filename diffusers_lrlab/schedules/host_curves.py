@@ -7,8 +7,8 @@ import numpy as np
 
 from ..core.errors import LabError, must_be
 from ..core.progress import Progress, resolve_updates
-from ..core.ranges import Range
 from ..core.registry import Parameter
+from ..core.values import Range
 from ..core.words import counted
 from .registries import COOLDOWNS, METRIC_MODE, NO_SHAPE, SCHEDULERS, THRESHOLD_MODES, half_cosine
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from ..core.plugins import real_values, unusable
 from ..core.progress import Progress
-from ..core.registered import real_values, unusable
 from ..core.registry import Parameter, Registry
 
 _HINT = ". The update may be an array: use numpy instead of `if` or `math`."

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from ..core.errors import LabError, did_you_mean, must_be
 from ..core.progress import Progress
 from ..core.registry import Entry
-from ..core.signatures import checked
+from ..core.values import checked
 from .expected import resolve_length
 from .momentum import default_lr, initial_lrs, momentum_groups, read_momentum, write_lrs, write_momentum
 from .registries import MOMENTUM_SCHEDULERS, SCHEDULERS

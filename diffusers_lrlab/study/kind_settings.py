@@ -4,15 +4,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from diffusers_lrlab.data.latents import image_set_of
-from diffusers_lrlab.data.toy2d import LOG_PROBS
-
 from ..core.errors import LabError, did_you_mean
 from ..data.image_sets import IMAGE_DATASETS
+from ..data.latents import image_set_of
+from ..data.toy2d import LOG_PROBS
 from ..evaluation.metrics import METRICS
 from ..training.config import ResolvedConfig, TrainingConfig
-from ..training.kinds import kind_of
-from ..training.kinds.base import row_for
+from ..training.kinds import kind_of, row_for
 
 
 @dataclass(frozen=True)

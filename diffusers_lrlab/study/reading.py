@@ -1,25 +1,45 @@
-"""Reads the runs of a study from its folder, as a table, and writes its summary and report from them."""
+"""The runs of a study as one table, `runs.parquet`: written, and read from a study or its card."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
+
 from ..core.errors import LabError
-from ..core.manifest import damage_named, open_manifest, refuse_damaged
-from ..core.plugins import names_code
-from ..core.signatures import checked
-from .analysis.runs_table import RUNS_TABLE, read_runs, read_table, runs_as_table, write_runs
-from .analysis.summary import notes_on, summarise, write_summary
+from ..core.files import atomic_file
+from ..core.manifest import damage_named, refuse_damaged
+from ..core.values import checked
+from .analysis.speedups import has_end
 from .analysis.tuning import chosen_rates, tuning_rounds
-from .runs.progress import StudyProgress
-from .runs.results import RunResult, StudyFolder
+from .runs.results import RunResult, StudyFolder, finite
 from .spec.expansion import expand
 from .spec.reading import spec_from_dict
 from .spec.spec import RunSpec, StudySpec
 
 if TYPE_CHECKING:
     import pandas
+
+
+RUNS_TABLE = "runs.parquet"
+_KEY = b"diffusers_lrlab"  # in the metadata of the file
+_OF_RUN = {
+    **dict.fromkeys(("id", "arm", "dataset"), pa.string()),
+    "seed": pa.int64(),
+    **dict.fromkeys(("stage", "status"), pa.string()),
+    "learning_rate": pa.float64(),
+}
+_OF_TRAINING = {
+    **dict.fromkeys(("num_updates", "updates_done", "global_batch", "num_parameters"), pa.int64()),
+    **dict.fromkeys(("training_seconds", "sampling_seconds", "evaluation_seconds"), pa.float64()),
+}
+_OTHERS = {"error": pa.string(), "executor": pa.string(), "curves": pa.string()}  # the last two as JSON
+_FIXED = {**_OF_RUN, **_OF_TRAINING, **_OTHERS}
 
 
 @checked
@@ -59,78 +79,6 @@ def read_study(folder: str | Path) -> pandas.DataFrame:
     return runs_as_table(results, {}).to_pandas()
 
 
-def report_study(out: Path) -> Path:
-    """
-    Rewrites summary and report of a study from the results in its folder; raises a `LabError` if there are none.
-
-    The folder may be a card, which has `runs.parquet` in place of the results.
-    """
-    folder = StudyFolder(out)
-    saved, command = folder.read_spec()
-    is_card = not (out / "runs").exists()
-    base = saved.get("base") if isinstance(saved, dict) else None
-    code = base.get("plugins") if isinstance(base, dict) else None
-    with names_code(code):
-        spec = spec_from_dict(saved, folder.path)
-    if is_card:
-        # Its summary and report are rewritten.
-        refuse_damaged(out, "download the card again", only=lambda name: not name.startswith(("summary.", "report/")))
-    else:
-        again = "give the command of the study again, which repeats damaged runs"
-        refuse_damaged(out, again, only=lambda name: name == "spec.yaml" or name.startswith("runs/"))
-    if is_card and (out / RUNS_TABLE).exists():
-        with folder.locked(), damage_named(out):
-            results, notes = read_runs(out)
-            return _write_results(spec, results, notes, folder, StudyProgress(), command)
-    with names_code(code):
-        tuning, runs = runs_of(spec, folder)
-    folder.check_results([*tuning, *runs])
-    if not runs:
-        raise LabError(f"The learning rates of {str(out)!r} are not chosen yet. Resume the study with `lrlab study run`.")
-    if not folder.results(runs):
-        raise no_result(folder)
-    with folder.locked():
-        return write_all(spec, runs, tuning, folder, StudyProgress(), command)
-
-
-def write_all(
-    spec: StudySpec,
-    runs: list[RunSpec],
-    tuning: list[RunSpec],
-    folder: StudyFolder,
-    progress: StudyProgress,
-    command: str,
-) -> Path:
-    """Writes the table of runs, summary and report."""
-    folder.reopen()
-    results = folder.results([*runs, *tuning])
-    notes = notes_on(runs)
-    write_runs(results, notes, folder.path)
-    return _write_results(spec, results, notes, folder, progress, command)
-
-
-def _write_results(
-    spec: StudySpec,
-    results: list[RunResult],
-    notes: dict[str, Any],
-    folder: StudyFolder,
-    progress: StudyProgress,
-    command: str,
-) -> Path:
-    """Writes summary and report from the results of all runs."""
-    from .report.report import write_report
-    from .report.sentences import limitations
-
-    compared, tuning = ([result for result in results if result.stage == stage] for stage in ("compare", "tune"))
-    summary = summarise(spec, compared, tuning, notes, progress, command)
-    summary["limitations"] = limitations(results, summary)  # some need more than the table of runs
-    open_manifest(folder.path)  # the summary refers to it
-    write_summary(folder, summary)
-    page = write_report(folder.path, results, summary, progress)
-    folder.write_manifest(results)
-    return page
-
-
 def runs_of(spec: StudySpec, folder: StudyFolder) -> tuple[list[RunSpec], list[RunSpec]]:
     """Runs for tuning, as far as they follow from results, and runs of the comparison, once rates are chosen."""
     tuning = sum(tuning_rounds(spec, folder), [])
@@ -142,3 +90,69 @@ def runs_of(spec: StudySpec, folder: StudyFolder) -> tuple[list[RunSpec], list[R
 def no_result(folder: StudyFolder) -> LabError:
     """The error for a study without any result."""
     return LabError(f"There is no result in {str(folder.path)!r} yet. Resume the study with `lrlab study run`.")
+
+
+# --- the table ---------------------------------------------------------------------------------------------------------
+
+
+def write_runs(results: Iterable[RunResult], notes: dict[str, Any], folder: Path) -> None:
+    """Writes [`runs_as_table`] as `runs.parquet`."""
+    with atomic_file(folder / RUNS_TABLE) as path:
+        parquet.write_table(runs_as_table(results, notes), path)
+
+
+def runs_as_table(results: Iterable[RunResult], notes: dict[str, Any]) -> pa.Table:
+    """
+    A row for each run, tuning and diverged runs included, and a column for each metric and for each text that metrics add.
+
+    `notes` are stored in the metadata, as JSON. docs/reference/studies.md describes the columns.
+    """
+    results = list(results)
+    measured = dict.fromkeys(name for result in results for name in result.results)
+    metrics = {name: f"metric_{name}" if name in _FIXED else name for name in measured}
+    texts = {name for result in results for name, value in result.results.items() if isinstance(value, str)}
+    types = {column: pa.string() if name in texts else pa.float64() for name, column in metrics.items()}
+    rows = []
+    for result in results:
+        run, train = result.record["run"], result.record["train"]
+        row = {name: getattr(result, name) for name in _OF_RUN} | {name: train.get(name) for name in _OF_TRAINING}
+        row |= {column: result.results.get(name) for name, column in metrics.items()}
+        executor, curves = json.dumps(run["executor"]), json.dumps(finite(_needed(result.curves)))
+        rows.append(row | {"error": run["error"], "executor": executor, "curves": curves})
+    columns = {**_OF_RUN, **_OF_TRAINING, **types, **_OTHERS}
+    about = json.dumps(finite({"metrics": metrics, "notes": notes}), allow_nan=False)
+    return pa.Table.from_pylist(rows, pa.schema(columns, metadata={_KEY: about.encode()}))
+
+
+def read_runs(folder: Path) -> tuple[list[RunResult], dict[str, Any]]:
+    """Runs and notes of the table that `write_runs` wrote; raises a `LabError` for any other file."""
+    with damage_named(folder):
+        table = read_table(folder)
+        about = json.loads(table.schema.metadata[_KEY])
+        return [_result(row, about["metrics"]) for row in table.to_pylist()], about["notes"]
+
+
+def read_table(folder: Path) -> pa.Table:
+    """The table that `write_runs` wrote; raises a `LabError` for any other file."""
+    with damage_named(folder):
+        table = parquet.read_table(folder / RUNS_TABLE)
+        if _KEY not in table.schema.metadata:
+            raise KeyError(f"{RUNS_TABLE} is not the table of a study's runs")
+        return table
+
+
+def _result(row: dict[str, Any], metrics: dict[str, str]) -> RunResult:
+    run = {name: row[name] for name in (*_OF_RUN, "error")} | {"executor": json.loads(row["executor"])}
+    train = {name: row[name] for name in _OF_TRAINING}
+    train["results"] = {name: row[column] for name, column in metrics.items() if row[column] is not None}
+    return RunResult({"run": run, "train": train, "curves": json.loads(row["curves"]), "config": {}})
+
+
+def _needed(curves: dict[str, Any]) -> dict[str, Any]:
+    """The curves that tables and sentences need: held-out losses, and the training loss if those have too few points."""
+    quality, loss = curves["quality"], curves["loss"]
+    updates = np.array(quality.get("update", []))
+    columns = [np.array(values, float) for name, values in quality.items() if name != "update"]
+    is_enough = bool(columns) and all(has_end(updates[np.isfinite(values)]) for values in columns)
+    names = () if is_enough else ("update", "loss")
+    return {"loss": {name: loss[name] for name in names if name in loss}, "quality": quality}

@@ -1,6 +1,5 @@
 """Runs a study from its specification to its report."""
 
-import dataclasses
 import os
 import shutil
 from collections.abc import Sequence
@@ -11,27 +10,22 @@ import torch
 
 from ..core.environment import allowed_threads
 from ..core.errors import LabError, warn
-from ..core.plugins import loaded_plugins, plugin_packages
-from ..core.registered import registered_code_located
-from ..core.signatures import checked
+from ..core.plugins import loaded_plugins, plugin_packages, registered_code_located
+from ..core.values import checked
 from ..core.words import agreeing, counted
 from ..training.plan_text import beginning_warning
 from ..training.prepare import keep_freed_memory
 from .analysis.statistics import FEW_SEEDS
 from .analysis.tuning import chosen_rates, tuning_rounds
-from .executors import EXECUTORS, assign_executors, check_executor, open_workers
-from .executors.workers import Workers, make_jobs, run_jobs
-from .reading import write_all
-from .runs.context import StudyContext
-from .runs.precision import products_in
-from .runs.progress import stops_explained
+from .executors import EXECUTORS, assign_executors, check_executor, make_jobs, open_workers
+from .runs.context import StudyContext, stops_explained
 from .runs.results import StudyFolder
 from .shown_command import names_in, preset_sum, shown_command, shown_names
 from .spec.expansion import expand, expand_tuning
-from .spec.other_data import with_datasets
-from .spec.reading import load_spec
+from .spec.reading import load_spec, with_datasets
 from .spec.spec import RunSpec, StudySpec
 from .stacked.stacks import check_stackable
+from .workers import Workers, run_jobs
 
 
 @checked
@@ -42,7 +36,6 @@ def run_study(
     executor: str | None = None,
     stack_size: int | None = None,
     workers: int | None = None,
-    precision: str | None = None,
     quiet: bool = False,
     command: str | None = None,
     dataset_name: str | Sequence[str] | None = None,
@@ -63,7 +56,6 @@ def run_study(
         executor (`str`, *optional*): stacked, local, pool or ray, for all runs; by default, runs are stacked if possible.
         stack_size (`int`, *optional*): Most runs that are computed side by side.
         workers (`int`, *optional*): Number of workers of pool and ray.
-        precision (`str`, *optional*): As `--precision`; that of the study by default.
         quiet (`bool`): Shows no progress.
         command (`str`, *optional*): Command shown in the report; `lrlab study run` with these arguments by default.
         dataset_name (`str` or list of `str`, *optional*): Data sets in place of those of `spec`: embedded ones, local
@@ -82,18 +74,15 @@ def run_study(
     if command is None:
         what = spec if isinstance(spec, (str, Path)) else "spec.yaml"  # which `out` will have
         given = {"dataset_name": shown_names(names), "executor": executor, "stack_size": stack_size, "workers": workers}
-        command = shown_command("lrlab study run", what, out, given | {"precision": precision})
+        command = shown_command("lrlab study run", what, out, given)
     folder, own = StudyFolder(out), out / "spec.yaml"
     if isinstance(spec, (str, Path)) and own.exists() and Path(spec).expanduser().resolve() == own.resolve():
         command = folder.read_spec()[1]  # what says where the study came from, and on which data sets it is
     spec = with_datasets(load_spec(spec), names)
-    folder.check_same_datasets(spec, names)
-    if precision is not None:
-        spec = dataclasses.replace(spec, precision=precision)
-    folder.check_is_study(spec.name)
+    folder.check_is_study(spec, names)
     check_executor(executor, stack_size, workers)
     use_all_cores()
-    study = StudyContext(folder, stack_size, quiet, spec.precision)
+    study = StudyContext(folder, stack_size, quiet)
     return _run(spec, study, executor, workers, command, preset)
 
 
@@ -110,8 +99,8 @@ def _run(
         warn(warning)
     if executor == "stacked":
         check_stackable(known, study)
-    with folder.locked(), stops_explained(folder.path), products_in(spec.precision, study.device):
-        folder.check_is_study(spec.name)  # again: another command may have used the folder meanwhile
+    with folder.locked(), stops_explained(folder.path):
+        folder.check_is_study(spec)  # again: another command may have used the folder meanwhile
         folder.reopen()
         folder.write_spec(spec, command, preset)
         with open_workers(executor, num_workers, study) as workers:
@@ -124,6 +113,8 @@ def _run(
         # All runs are finished: leftovers here belong to runs of earlier specifications.
         shutil.rmtree(folder.stacks, ignore_errors=True)
         shutil.rmtree(folder.path / "local", ignore_errors=True)
+        from .report.report import write_all  # which imports matplotlib
+
         return write_all(spec, runs, tuning, folder, study.progress, command)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..core.errors import LabError
-from ..core.ranges import Range
+from ..core.values import Range
 
 _TIMESTEPS = Range("[1, 1e7]", whole=True)
 FLOW_VELOCITY = "flow_velocity"

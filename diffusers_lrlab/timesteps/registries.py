@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from diffusers_lrlab.core.values import checked
+
 from ..core.errors import LabError, must_be
-from ..core.registered import real_values
+from ..core.plugins import real_values
 from ..core.registry import Entry, Parameter, Registry
-from ..core.signatures import checked
 from ..core.words import counted
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ import torch
 
 from ..core.errors import LabError, must_be
 from ..core.progress import Progress
-from ..core.ranges import Range
-from ..core.signatures import checked
 from ..core.spec import resolve_spec
+from ..core.values import Range, checked
 from ..schedules.schedule import ENDLESS
 from .noise_levels import FLOW_VELOCITY, NoiseLevels, noise_levels, prediction_type_of
 from .registries import TIMESTEP_SAMPLERS, LossFeedback, check_indices, not_repeated, state_of

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from diffusers_lrlab.core.values import checked
+
 from ..core.errors import LabError, must_be
 from ..core.registry import Parameter
-from ..core.signatures import checked
 from ..core.spec import resolve_spec
 from ..core.words import counted
 from .noise_levels import FLOW_VELOCITY, NoiseLevels, convert_weights, find_prediction, noise_levels, prediction_type_of

@@ -1,77 +1,82 @@
 """The command line of training, derived from the dataclasses of the configuration, over YAML files."""
 
 import argparse
-import copy
 import dataclasses
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence, Set
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
-from transformers.hf_argparser import HfArgumentParser
 
 from ..core.errors import LabError, did_you_mean, shortened
 from ..core.files import read_utf8
-from ..core.flags import TextParser
-from ..core.options import Option
+from ..core.options import Option, TextParser, defaults_of, hints_of, options_of
 from ..core.plugins import load_installed_plugins, load_plugins
 from .config import CONFIG_GROUPS, TrainingConfig
 
 
-class _Parser(TextParser, HfArgumentParser):
-    def __init__(self, *args: Any, **kwargs: Any):
-        self.first: set[str] = set()  # options that `--help` shows first
-        super().__init__(*args, **kwargs)
-
-    def format_help(self) -> str:
-        return _help(self, self.first)
-
-
-def make_parser(description: str, more_groups: Sequence[Any] = (), prog: str | None = None) -> _Parser:
-    load_installed_plugins()  # the help shows their names
-    parser = _Parser(
-        [*CONFIG_GROUPS, *more_groups],
+def make_parser(description: str, more_groups: Sequence[Any] = (), prog: str | None = None) -> TextParser:
+    """The parser of the options of training, and of further dataclasses of options, which the help shows first."""
+    also: list[str] = []  # spellings of older records and of diffusers
+    parser = TextParser(
         prog=prog,
         usage="%(prog)s [--option value ...]",
         description=description,
         formatter_class=_Formatter,
         allow_abbrev=False,
+        add_help=False,
     )
-    parser.first = {"help", "config", *(field.name for group in more_groups for field in dataclasses.fields(group))}
-    parser.add_argument("--config", metavar="FILE.yaml", help="YAML file with any of these options; flags override it.")
-    for action in parser._actions:
-        if (known := getattr(action.help, "option", None)) is not None:
-            action.spelling = known.spelling  # type: ignore[attr-defined]
-            parser.first |= {action.dest} if known.is_first else set()
-            action.help, action.metavar = _help_of(action, known), _metavar_of(action, known)
-        if action.dest == "learning_rate":
-            action.type = number_or_auto
+    first = parser.add_argument_group("what most runs need")
+    first.add_argument("-h", "--help", action="help", help="show this help message and exit")
+    for config_class in (*CONFIG_GROUPS, *more_groups):
+        group = parser.add_argument_group(config_class._argument_group_name)
+        for name, known in options_of(config_class).items():
+            is_first = known.is_first or config_class in more_groups
+            hint, default = hints_of(config_class)[name], defaults_of(config_class)[name]
+            also += _add_option(first if is_first else group, name, known, hint, default)
+    config = first.add_argument("--config", help="YAML file with any of these options; flags override it.")
+    config.shown = "--config FILE.yaml"  # type: ignore[attr-defined]
+    ending = f" These also work: {', '.join(also)}." if also else ""
+    parser.epilog = f"Each option may be written with hyphens in place of underscores.{ending}"
     return parser
 
 
-def _help_of(action: argparse.Action, known: Option) -> str:
-    """The help of an option with its names, default and range; a default of `None` is described by the help itself."""
-    if known.is_internal:
-        return argparse.SUPPRESS
-    text = known.help
-    if known.registry:
-        text = text.replace("{names}", ", ".join([*known.entries, *known.entries.aliases]))
-    if action.default is True:
-        text = f"{text.removesuffix('.')} (on by default)."
-    elif action.default is not None and action.default is not False:
-        text = f"{text.removesuffix('.')} (default: {action.default})."
-    return f"{text} In {known.range.text}." if known.range else text
+def _add_option(group: Any, name: str, known: Option, hint: Any, default: Any) -> list[str]:
+    """Adds the flags of an option; returns other spellings than that of the help, in words."""
+    wanted, *others = [
+        each for each in (hint, *get_args(hint)) if each in (bool, int, float) or get_origin(each) is Literal
+    ] or [str]
+    spellings = sorted((f"--{name}", *known.aliases), key=lambda flag: flag != known.spelling)
+    ending, how = name.rpartition("_")[2], {"type": wanted}
+    value = "NAME" if known.registry else {"kwargs": "JSON", "dir": "DIR"}.get(ending, "PATH" if known.is_path else "VALUE")
+    if wanted is bool:
+        value, how = "", {"type": _switch, "nargs": "?", "const": True}
+    elif get_origin(wanted) is Literal:
+        choices = {str(choice): choice for choice in get_args(wanted)}
+        value = f"{{{','.join(choices)}}}"
+        how = {"type": lambda text: choices.get(text, text), "choices": [*choices.values()]}
+    elif wanted in (int, float):
+        value = "N" if wanted is int else "X"
+        if str in get_args(hint):
+            value, how = "VALUE", {"type": number_or_auto}
+    flags = dict.fromkeys(each for flag in spellings for each in (flag, flag.replace("_", "-")))
+    help = argparse.SUPPRESS if known.is_internal else known.help
+    action = group.add_argument(*flags, dest=name, default=default, help=help, **how)
+    action.option, action.shown = known, f"{spellings[0]} {value}".strip()
+    if default is True:
+        off = f"--no_{name}"
+        group.add_argument(off, off.replace("_", "-"), dest=name, action="store_false", help=argparse.SUPPRESS)
+        action.shown += f", {off}"
+    return [f"{other} for {spellings[0]}" for other in spellings[1:] if "-" not in other[2:]]
 
 
-def _metavar_of(action: argparse.Action, known: Option) -> str | None:
-    if action.choices is not None or _is_switch(action):
-        return None
-    if action.type in (int, float):
-        return "N" if action.type is int else "X"
-    ending = action.dest.rpartition("_")[2]
-    return "NAME" if known.registry else {"kwargs": "JSON", "dir": "DIR"}.get(ending, "PATH" if known.is_path else "VALUE")
+def _switch(text: str) -> bool:
+    lowered = text.lower()
+    if lowered not in ("yes", "true", "t", "y", "1", "no", "false", "f", "n", "0"):
+        raise argparse.ArgumentTypeError(f"must be true or false, got {text!r}")
+    return lowered in ("yes", "true", "t", "y", "1")
 
 
 def number_or_auto(text: str) -> float | str:
@@ -83,58 +88,23 @@ def number_or_auto(text: str) -> float | str:
 
 
 class _Formatter(argparse.HelpFormatter):
-    """One spelling of each flag, and a switch that is on by default beside its `--no_...`."""
-
-    def add_argument(self, action: argparse.Action) -> None:
-        if not _is_negation(action):  # shown beside its switch
-            super().add_argument(action)
+    """One spelling of each flag, and a switch that is on by default beside its `--no_...`; registered names in the help."""
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        shown = copy.copy(action)
-        flags = [*action.option_strings] if action.dest == "help" else _spellings(action)[:1]
-        if _is_switch(action):  # which takes a value only in YAML files
-            shown.nargs = 0
-            if action.default is True:
-                flags.append(f"--no_{action.dest}")
-        shown.option_strings = flags
-        return super()._format_action_invocation(shown)
+        return getattr(action, "shown", None) or super()._format_action_invocation(action)
 
-
-def _help(parser: argparse.ArgumentParser, first: Set[str]) -> str:
-    """The options whose names are in `first`, the others by group, then spellings of older records and of diffusers."""
-    formatter = parser._get_formatter()
-    formatter.add_usage(parser.usage, parser._actions, parser._mutually_exclusive_groups)
-    formatter.add_text(parser.description)
-    sections = [("what most runs need", [action for action in parser._actions if action.dest in first])]
-    sections += [
-        (str(group.title), [action for action in group._group_actions if action.dest not in first])
-        for group in parser._action_groups
-    ]
-    for title, actions in sections:
-        formatter.start_section(title)
-        formatter.add_arguments(actions)
-        formatter.end_section()
-    also = [
-        f"{other} for {flag}" for action in parser._actions for flag, *others in [_spellings(action)] for other in others
-    ]
-    ending = f" These also work: {', '.join(also)}." if also else ""
-    formatter.add_text(f"Each option may be written with hyphens in place of underscores.{ending}")
-    return formatter.format_help()
-
-
-def _is_switch(action: argparse.Action) -> bool:
-    return action.nargs == "?" and action.const is True
-
-
-def _is_negation(action: argparse.Action) -> bool:
-    """Whether this is the `--no_x` that `HfArgumentParser` adds to a switch `--x`."""
-    return isinstance(action, argparse._StoreFalseAction) and action.option_strings[0] == f"--no_{action.dest}"
-
-
-def _spellings(action: argparse.Action) -> list[str]:
-    """The flags without those spelled with hyphens, which work for every option: first the one that the help shows."""
-    flags = [flag for flag in action.option_strings if flag.startswith("--") and "-" not in flag[2:]]
-    return sorted(flags, key=lambda flag: flag != getattr(action, "spelling", ""))
+    def _expand_help(self, action: argparse.Action) -> str:
+        if (known := getattr(action, "option", None)) is None:
+            return super()._expand_help(action)
+        text, default = known.help, action.default
+        if known.registry:
+            load_installed_plugins()
+            text = text.replace("{names}", ", ".join([*known.entries, *known.entries.aliases]))
+        if default is True:
+            text = f"{text.removesuffix('.')} (on by default)."
+        elif default is not None and default is not False:  # the help itself describes a default of `None`
+            text = f"{text.removesuffix('.')} (default: {default})."
+        return f"{text} In {known.range.text}." if known.range else text
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -206,7 +176,7 @@ def parse_with(arguments: Sequence[str], description: str, *more_groups: Any, pr
     return TrainingConfig(**options), *others
 
 
-def _parse(parser: _Parser, sources: list[tuple[str, list[str]]]) -> dict[str, Any]:
+def _parse(parser: TextParser, sources: list[tuple[str, list[str]]]) -> dict[str, Any]:
     """Values of all fields, where later sources override earlier ones."""
     options: dict[str, Any] = {}
     for source, given in sources:

@@ -28,15 +28,13 @@ from typing_extensions import Self
 from ..core.errors import LabError, how_to_continue
 from ..core.files import atomic_file, atomic_folder, remove, write_text
 from ..core.manifest import write_manifest
-from ..core.random_states import random_states, restore_random_states
-from ..core.streams import stream_seed
+from ..core.streams import random_states, restore_random_states, stream_seed
 from ..data.streams import ShardedStream
 from ..diagnostics.timestep_log import write_timesteps
 from .config import ResolvedConfig
 from .resume import check_same_run, read_state
 from .run_folder import RunFolder, checkpoint_update, is_checkpoint
 from .run_state import RunState
-from .stepping import compile_backend
 
 _STATE = "state.pt"
 
@@ -126,7 +124,7 @@ def facts_of(accelerator: Accelerator, run: RunState) -> dict[str, Any]:
         **encoded,
         "global_batch": plan.layout.global_batch,
         "mixed_precision": accelerator.mixed_precision,
-        "compile": compile_backend(accelerator),
+        "compile": accelerator.state.dynamo_plugin.backend.value.lower(),  # "no" without compilation
         "model": plan.model_config,
         **start,
         "data": {"name": data.name, "fingerprint": data.fingerprint, "num_images": data.num_images, **stream},
@@ -136,16 +134,13 @@ def facts_of(accelerator: Accelerator, run: RunState) -> dict[str, Any]:
 def on_host(state: Any) -> Any:
     """A deep copy of nested containers; GPU tensors are copied to pinned memory with one synchronization."""
     tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
-    copies: dict[int, Any] = {id(tensor): _copied(tensor.detach()) for tensor in tensors}
+    copies: dict[int, Any] = {}
+    for tensor in tensors:
+        copied = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda, requires_grad=False)
+        copies[id(tensor)] = copied.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
     if any(tensor.is_cuda for tensor in tensors):
         torch.cuda.synchronize()
     return copy.deepcopy(state, copies)
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    if not tensor.is_cuda:
-        return tensor.to("cpu", copy=True)
-    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def _with_weights(model: Any, weights: dict[str, torch.Tensor]) -> Any:

@@ -14,18 +14,15 @@ from ..core.errors import LabError, given, must_be
 from ..core.files import expanded
 from ..core.options import check_needs
 from ..core.progress import resolve_warmup_updates
-from ..core.ranges import Range
-from ..core.spec import merge_spec
+from ..core.values import Range
 from ..data.sources import local_folder
-from ..models.registry import DENOISERS
 from ..objective.noise import NOISES
 from ..optimizers.entries import OPTIMIZERS
 from ..schedules.registries import SCHEDULERS
 from ..timesteps.bands import band_edges
 from ..timesteps.registries import TIMESTEP_SAMPLERS
-from .choices import given_kwargs
 from .config import ResolvedConfig, TrainingConfig
-from .kinds.base import DataKind
+from .kinds import DataKind
 from .learning_options import named_parameter
 from .trackers import tracker_packages
 
@@ -46,15 +43,6 @@ def check_source(config: TrainingConfig) -> None:
         raise LabError(f"The data folder {folder!r} {fault}. Give the path of a folder of images.")
     if next(path.iterdir(), None) is None:
         raise LabError(f"The data folder {folder!r} is empty. It should hold images, also in subfolders, or Parquet files.")
-
-
-def check_start(config: TrainingConfig) -> None:
-    """Raises a `LabError` for parameters of a denoiser beside weights, which have them."""
-    if config.pretrained_model_name_or_path is None or config.denoiser is None:
-        return
-    if own := merge_spec(config.denoiser, given_kwargs(config, "denoiser"), DENOISERS)[1]:
-        wanted, hint = "given without parameters beside --pretrained_model_name_or_path", "the weights determine them"
-        raise must_be("--denoiser", config.denoiser, wanted, hint, got=", ".join(own))
 
 
 def check_combinations(config: ResolvedConfig) -> None:

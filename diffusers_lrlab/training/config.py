@@ -13,8 +13,7 @@ from ..averaging.forms import EMAForm
 from ..core.errors import must_be
 from ..core.options import check_types, defaults_of, options_of
 from ..core.plugins import is_found_again
-from ..data.layout import BatchLayout
-from ..data.options import DataConfig
+from ..data.options import BatchLayout, DataConfig
 from ..optimizers.timescales import scaled_learning_rate
 from ..schedules.schedule import Schedule
 from ..timesteps.bands import TimestepLR

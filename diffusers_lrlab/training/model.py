@@ -68,21 +68,25 @@ def given_model_config(config: ResolvedConfig, start: StartWeights | None = None
         return None
     name = config.model_config_name_or_path
     given = None if name is None else load_model_config(model_class_of(config), name, config.cache_dir)
-    return kind_of(config).check_model_config(config, given)
+    kind = kind_of(config)
+    complete = kind.check_model_config(config, given)
+    if given is not None:
+        _check_shape(config, given, _known_arguments(config), f"as the {kind.name} have")
+    return complete
 
 
 def _config_of_start(config: ResolvedConfig, start: StartWeights, architecture: Architecture) -> dict[str, Any]:
-    model_class = model_class_of(config)
+    model_class, kind = model_class_of(config), kind_of(config)
     given = complete_config(model_class, start.config, OPTION, start.name_or_path)
-    kind = kind_of(config)
+    complete = given
     if config.denoiser is None:
-        given = kind.check_model_config(config, given) or given
+        complete = kind.check_model_config(config, given) or given
     else:
         architecture.check_start(given, start.name_or_path)
-        _check_shape(config, given, _known_arguments(config), f"as the {kind.name} have")
+    _check_shape(config, given, _known_arguments(config), f"as the {kind.name} have")
     if start.folder is not None:
         start.read(model_class)  # so that errors of weights come before data are read
-    return given
+    return complete
 
 
 def _known_arguments(config: ResolvedConfig) -> dict[str, Any]:
@@ -133,15 +137,18 @@ def model_arguments(config: ResolvedConfig, given: dict[str, Any] | None, data: 
 
 def _check_shape(config: ResolvedConfig, given: dict[str, Any], of_data: dict[str, Any], why: str) -> None:
     """Raises a `LabError` if a given model is for data of another shape."""
-    model = config.given_model
-    hint = "change it in its config.json, or use other data"
-    if config.pretrained_model_name_or_path is not None:
-        hint = "start from weights for such data, or use other data"
     for name, value in of_data.items():
         # A model without a size takes any; one without embeddings would ignore labels.
-        if given.get(name) not in ((value,) if name == "num_class_embeds" else (None, value)):
-            remedy = EMBEDDINGS_HINT if name == "num_class_embeds" else hint
-            raise must_be(name, given.get(name), f"{value}, {why}", remedy, of=f"the model {model!r}")
+        if given.get(name) in ((value,) if name == "num_class_embeds" else (None, value, [value] * 2)):
+            continue
+        hint = "change it in its config.json, or use other data"
+        if name == "num_class_embeds":
+            hint = EMBEDDINGS_HINT
+        elif (option := kind_of(config).shape_options.get(name)) is not None:
+            hint = f"give {option} {given[name]}, or another model"
+        elif config.pretrained_model_name_or_path is not None:
+            hint = "start from weights for such data, or use other data"
+        raise must_be(name, given.get(name), f"{value}, {why}", hint, of=f"the model {config.given_model!r}")
 
 
 def describe_model(config: ResolvedConfig, arguments: dict[str, Any]) -> str:

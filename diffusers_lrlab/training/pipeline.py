@@ -16,7 +16,7 @@ from ..core.files import atomic_file, full_disk_explained, sync, sync_tree, temp
 from ..core.streams import stream_generator
 from ..data.labels import KEYWORD
 from ..models.registry import architecture_of, denoiser_code
-from .kinds.base import DataKind, row_for
+from .kinds import DataKind, row_for
 from .run_state import RunState
 
 SHOWN = "samples"  # random stream of the samples to look at
@@ -39,24 +39,17 @@ def pipeline_name(kind: DataKind, config: Any, folder: Path) -> str:
     return _pipeline_path(kind, known["label_column"] is not None, known.get("denoiser")).rpartition(":")[2]
 
 
-def _parts_of(run: RunState) -> dict[str, Any]:
-    """Parts of the pipeline beside model and scheduler."""
-    parts, config, classes = run.kind.pipeline_parts(run.config), run.config, run.plan.classes
-    if classes is None:
-        return parts
-    parts = parts | {"id2label": dict(enumerate(classes.names)), "guidance_scale": config.guidance_scale}
-    if architecture_of(config.denoiser).null_label is None:  # else its table of labels does not say
-        return parts
-    return parts | {"has_null_label": classes.null_label is not None}
-
-
 def make_pipeline(run: RunState, scheduler: Any = None, is_saved: bool = False) -> Any:
     """
     A pipeline with the current model, by default with a new sampling scheduler. One to save has no part whose source it
     knows, such as a `vae` beside a `vae_source`.
     """
-    path = _pipeline_path(run.kind, run.plan.classes is not None, run.config.denoiser)
-    parts = _parts_of(run)
+    config, classes = run.config, run.plan.classes
+    path, parts = _pipeline_path(run.kind, classes is not None, config.denoiser), run.kind.pipeline_parts(config)
+    if classes is not None:
+        parts = parts | {"id2label": dict(enumerate(classes.names)), "guidance_scale": config.guidance_scale}
+        if architecture_of(config.denoiser).null_label is not None:  # else its table of labels says so
+            parts["has_null_label"] = classes.null_label is not None
     loaded = {name: part.to(run.model.device) if isinstance(part, torch.nn.Module) else part for name, part in parts.items()}
     if is_saved:
         loaded = {name: part for name, part in loaded.items() if f"{name}_source" not in parts}

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,23 +17,21 @@ from ..core.words import counted
 from ..data.batch import Conditions
 from ..data.batches import num_workers
 from ..data.labels import Classes
-from ..data.layout import BatchLayout
 from ..data.loading import TrainingData
+from ..data.options import BatchLayout
 from ..models.loading import StartWeights
 from ..models.width import Width
 from ..objective.process import NoiseProcess
 from ..optimizers.entries import OPTIMIZERS
 from ..optimizers.timescales import DecayTimescale, per_update
 from ..schedules.expected import schedule_curves
-from ..schedules.schedule import Schedule, describe_schedule
+from ..schedules.schedule import Schedule
 from ..timesteps.infonoise import Beginning
-from ..timesteps.registries import TIMESTEP_SAMPLERS
 from .combinations import check_floor
 from .config import ResolvedConfig
-from .kinds import kind_of
-from .kinds.base import DataKind
-from .model import build_model, classes_of, model_arguments, model_class_of
-from .resolve_timesteps import objective_spec
+from .kinds import DataKind, kind_of
+from .model import build_model, classes_of, model_arguments
+from .resolve import objective_spec
 from .width import planned_width
 
 # Most previews and validations, and their share of the training time; cost of a pass without gradients.
@@ -42,128 +40,51 @@ _MOST_VALIDATIONS, _VALIDATION_SHARE = 20, 0.1
 FORWARD_SHARE = 1 / 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """Everything that is decided about a run before it starts."""
 
     config: ResolvedConfig
-    model_config: dict[str, Any]
     kind: DataKind
+    layout: BatchLayout
+    num_updates: int
+    # Data.
     data_shape: str  # of an image or point, in words
     item_shape: tuple[int, ...]
-    layout: BatchLayout
     num_images: int | None  # to train on; None for a stream
     num_held_out: int
-    num_updates: int
-    schedule: Schedule
-    lrs: np.ndarray  # of each update, float64
-    momenta: np.ndarray  # likewise; NaN for an optimizer without momentum
-    lr_factors: np.ndarray | None  # on the learning rate of each update, by its band of timesteps
+    num_epochs: float | None  # passes over the data, which need not be whole
     data_warnings: tuple[str, ...]
     num_workers: int  # that read and decode images
-    autoencoder: dict[str, Any] | None = None  # that encoded the data
-    conditions: Conditions = field(default_factory=dict)  # of the model, for no images: `(0, ...)` each
-    classes: Classes | None = None  # of labelled data
-    start: StartWeights | None = None  # the weights that the model starts from
-    width: Width | None = None  # with --width_base
-
-    @property
-    def learning_rate(self) -> float:
-        """The peak, for this batch."""
-        return self.config.peak_learning_rate(self.layout.global_batch)
-
-    @cached_property
-    def optimizer_kwargs(self) -> dict[str, Any]:
-        """The parameters of the optimizer, with those in images turned into those of its updates."""
-        entry, given = OPTIMIZERS[self.config.optimizer], self.config.optimizer_kwargs
-        return per_update(entry, given, self.learning_rate, self.layout.global_batch)
-
-    @property
-    def decay_timescale(self) -> DecayTimescale | None:
-        """The effect of weight decay; `None` if there is none, or if it is not decoupled from the gradient."""
-        decay = self.optimizer_kwargs.get("weight_decay")
-        if not decay or "decoupled" not in OPTIMIZERS[self.config.optimizer].traits:
-            return None
-        return DecayTimescale.of(self.learning_rate, decay, self.lrs)
-
-    @property
-    def ema_forms(self) -> list[EMAForm]:
-        """The averages that are run, one of each width for post-hoc averages; the first one is that of the run."""
-        return [form.with_images(self.layout.global_batch) for form in self.config.ema_forms]
+    autoencoder: dict[str, Any] | None  # that encoded the data
+    conditions: Conditions  # of the model, for no images: `(0, ...)` each
+    classes: Classes | None  # of labelled data
+    # Model.
+    model_config: dict[str, Any]
+    start: StartWeights | None  # the weights that the model starts from
+    width: Width | None  # with --width_base
+    process: NoiseProcess
+    beginning: Beginning | None  # when a density of the timesteps that waits for losses will begin
+    # Rates.
+    schedule: Schedule
+    warmup_updates: int
+    learning_rate: float  # the peak, for this batch
+    lrs: np.ndarray  # of each update, float64; only an upper bound for a schedule that follows the validation loss
+    momenta: np.ndarray  # likewise; NaN for an optimizer without momentum
+    lr_factors: np.ndarray | None  # on the learning rate of each update, by its band of timesteps
+    optimizer_kwargs: dict[str, Any]  # those in images turned into those of its updates
+    decay_timescale: DecayTimescale | None  # the effect of weight decay that is decoupled from the gradient
+    ema_forms: list[EMAForm]  # of the averages, one of each width for post-hoc averages
+    # Between updates.
+    validation_updates: int  # from one validation to the next
+    num_validations: int  # including the one at the end
+    num_previews: int  # without `save_images_epochs`
+    snapshot_updates: list[int]  # the updates with a snapshot of the post-hoc averages
 
     @property
     def ema_form(self) -> EMAForm:
         """The decay of the EMA that is validated, sampled and saved as the pipeline."""
         return self.ema_forms[0]
-
-    @property
-    def warmup_updates(self) -> int:
-        return resolve_warmup_updates(self.config.lr_warmup_steps, self.num_updates)
-
-    @property
-    def schedule_spec(self) -> str:
-        """The schedule as a spec string, with parameters that are not at their defaults."""
-        return describe_schedule(self.schedule)
-
-    @property
-    def follows_metric(self) -> bool:
-        """Whether the learning rate also depends on the validation loss, so that `lrs` is only an upper bound."""
-        return self.schedule.follows_metric
-
-    @property
-    def num_epochs(self) -> float | None:
-        """Passes over the data, which need not be whole."""
-        return self.num_updates * self.layout.global_batch / self.num_images if self.num_images else None
-
-    @property
-    def validation_updates(self) -> int:
-        """Updates between validations: `validation_steps`, or 20 validations in the run if they take 10 % of it at most."""
-        return updates_between_validations(self.config, self.layout, self.num_updates, self.num_held_out)
-
-    @property
-    def num_validations(self) -> int:
-        """Number of validations, including the one at the end."""
-        return math.ceil(self.num_updates / self.validation_updates) if self.num_held_out else 0
-
-    @property
-    def _num_trained(self) -> int:
-        """Items that each process trains on, with repetitions."""
-        return self.num_updates * self.layout.micro_batch * self.layout.accumulation
-
-    @property
-    def num_previews(self) -> int:
-        """Number of previews without `save_images_epochs`: 4 if they take 5 % of the run at most."""
-        config = self.config
-        if not config.evaluation:
-            return 0
-        cost = self.sampling_cost * config.eval_batch_size * config.num_inference_steps
-        return min(_MOST_PREVIEWS, self.num_updates - 1, int(_PREVIEW_SHARE * self._num_trained / cost))
-
-    @property
-    def sampling_cost(self) -> float:
-        """Cost of a step of sampling relative to training on one item; guidance calls the model twice."""
-        return self.kind.sampling_cost * (1 if self.config.guidance_scale == 1 else 2)
-
-    @cached_property
-    def snapshot_updates(self) -> list[int]:
-        """The updates with a snapshot of the post-hoc averages."""
-        if (posthoc := self.config.posthoc) is None:
-            return []
-        known = posthoc.kwargs
-        return snapshot_updates(self.num_updates, known["snapshots"], known["start_update"], known["update_every"])
-
-    @cached_property
-    def beginning(self) -> Beginning | None:
-        """When a density of the timesteps that waits for losses will begin."""
-        if "feedback" not in TIMESTEP_SAMPLERS[self.config.timestep_sampler].traits:
-            return None
-        import torch  # heavy, as is what follows
-
-        from ..objective.objective import Objective
-
-        spec, device = objective_spec(self.config), torch.device("cpu")
-        objective = Objective.of(spec, self.process, self.layout, self.num_updates, device, gather=lambda values: values)
-        return objective.sampler.beginning(self.layout.global_batch, self.num_updates)
 
     def due(self, epochs: int | None, update: int, default_times: int) -> bool:
         """Whether something that happens every `epochs` epochs, or `default_times` over the run, is due at `update`."""
@@ -181,41 +102,12 @@ class Plan:
         return epochs * (self.num_images or math.inf) / self.layout.global_batch
 
     @cached_property
-    def process(self) -> NoiseProcess:
-        return objective_spec(self.config).make_process()
-
-    @cached_property
     def num_parameters(self) -> int:
-        """Parameters of the model, without building it."""
-        return sum(parameter.numel() for parameter in self.model_on_meta.parameters())
-
-    @property
-    def model_on_meta(self) -> Any:
-        """A model with shapes and no numbers."""
+        """Parameters of the model, which is built without numbers."""
         import torch
 
         with torch.device("meta"):
-            return self.new_model()
-
-    def new_model(self) -> Any:
-        """A model of these arguments, with random weights."""
-        return build_model(self.config, self.model_config)
-
-    @cached_property
-    def model_class(self) -> Any:
-        return model_class_of(self.config)
-
-
-def updates_between_validations(config: ResolvedConfig, layout: BatchLayout, num_updates: int, num_held_out: int) -> int:
-    """`validation_steps`, or the interval of 20 validations in the run if they take 10 % of it at most."""
-    if config.validation_steps:
-        return config.validation_steps
-    usual = max(1, num_updates // _MOST_VALIDATIONS)
-    if config.schedule.follows_metric or not num_held_out:
-        return usual
-    cost = FORWARD_SHARE * num_held_out * (2 if config.use_ema else 1)
-    affordable = int(_VALIDATION_SHARE * num_updates * layout.micro_batch * layout.accumulation / cost)
-    return max(usual, math.ceil(num_updates / max(1, affordable)))
+            return sum(parameter.numel() for parameter in build_model(self.config, self.model_config).parameters())
 
 
 def make_plan(
@@ -232,51 +124,103 @@ def make_plan(
 
     With `measures_in_full`, as many samples are measured as after a long run: runs of a study are compared.
     """
-    layout, kind, lr_form = config.layout(num_processes, rank), kind_of(config), config.timestep_lr_form
-    schedule, peak = config.schedule_for(layout.global_batch), config.peak_learning_rate(layout.global_batch)
-    if not config.finds_learning_rate:
-        check_floor(config, peak)
-    num_images, num_held_out = data.num_images, len(data.held_out)
+    kind, layout, shape = kind_of(config), config.layout(num_processes, rank), data.image_shape
+    batch, num_images, num_held_out = layout.global_batch, data.num_images, len(data.held_out)
     _check_data(config, layout, num_images, num_held_out)
-    num_updates = config.max_train_steps or math.ceil((config.num_epochs or 0) * (num_images or 0) / layout.global_batch)
+    num_updates = config.max_train_steps or math.ceil((config.num_epochs or 0) * (num_images or 0) / batch)
     if not num_updates:
         raise LabError("The run has no length. Give --max_train_steps, or --num_epochs for data that are not a stream.")
-    lrs, momenta = schedule_curves(schedule, peak, config.start_momentum, config.lr_warmup_steps, num_updates)
-    images_seen = sys.maxsize if measures_in_full else num_updates * layout.global_batch
     if config.distance_samples is None:
-        samples = kind.measured_samples(images_seen, num_held_out, num_images)
+        samples = kind.measured_samples(sys.maxsize if measures_in_full else num_updates * batch, num_held_out, num_images)
         config = dataclasses.replace(config, distance_samples=samples)
-    arguments = model_arguments(config, model_config, data)
-    plan = Plan(
+    arguments, process = model_arguments(config, model_config, data), objective_spec(config).make_process()
+    validation_updates = updates_between_validations(config, layout, num_updates, num_held_out)
+    return Plan(
         config=config,
-        model_config=arguments,
         kind=kind,
-        data_shape=_shape_in_words(data.image_shape),
-        item_shape=data.image_shape,
         layout=layout,
+        num_updates=num_updates,
+        data_shape=" x ".join(map(str, shape)) if len(shape) > 1 else counted(shape[0], "dimension"),
+        item_shape=shape,
         num_images=num_images,
         num_held_out=num_held_out,
-        num_updates=num_updates,
-        schedule=schedule,
-        lrs=lrs,
-        momenta=momenta,
-        lr_factors=None if lr_form is None else lr_form.lr_factors(np.arange(num_updates), config.num_train_timesteps),
+        num_epochs=num_updates * batch / num_images if num_images else None,
         data_warnings=_scale_warnings(data, kind),
-        num_workers=num_workers(data, config.dataloader_num_workers, num_updates * layout.global_batch),
+        num_workers=num_workers(data, config.dataloader_num_workers, num_updates * batch),
         autoencoder=data.autoencoder,
         conditions=data.held_out[:0].conditions,
         classes=classes_of(config, data),
+        model_config=arguments,
         start=start,
         width=planned_width(config, arguments),
+        process=process,
+        beginning=_beginning(config, process, layout, num_updates),
+        **_rates(config, batch, num_updates),
+        ema_forms=[form.with_images(batch) for form in config.ema_forms],
+        validation_updates=validation_updates,
+        num_validations=math.ceil(num_updates / validation_updates) if num_held_out else 0,
+        num_previews=_num_previews(config, kind, layout, num_updates),
+        snapshot_updates=[] if config.posthoc is None else snapshot_updates(num_updates, **config.posthoc.kwargs),
     )
-    _ = plan.snapshot_updates  # an error if the run is too short for them
-    if plan.beginning is not None:
-        plan.beginning.check(config.timestep_sampler, str(config.timestep_sampler_kwargs["before"]))
-    return plan
 
 
-def _shape_in_words(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape)) if len(shape) > 1 else counted(shape[0], "dimension")
+def _rates(config: ResolvedConfig, batch: int, num_updates: int) -> dict[str, Any]:
+    """The fields of a plan about rates: the curves, and the optimizer that has them."""
+    schedule, peak, lr_form = config.schedule_for(batch), config.peak_learning_rate(batch), config.timestep_lr_form
+    if not config.finds_learning_rate:
+        check_floor(config, peak)
+    lrs, momenta = schedule_curves(schedule, peak, config.start_momentum, config.lr_warmup_steps, num_updates)
+    optimizer = OPTIMIZERS[config.optimizer]
+    kwargs = per_update(optimizer, config.optimizer_kwargs, peak, batch)
+    decay = kwargs.get("weight_decay") if "decoupled" in optimizer.traits else None
+    return {
+        "schedule": schedule,
+        "warmup_updates": resolve_warmup_updates(config.lr_warmup_steps, num_updates),
+        "learning_rate": peak,
+        "lrs": lrs,
+        "momenta": momenta,
+        "lr_factors": lr_form and lr_form.lr_factors(np.arange(num_updates), config.num_train_timesteps),
+        "optimizer_kwargs": kwargs,
+        "decay_timescale": DecayTimescale.of(peak, decay, lrs) if decay else None,
+    }
+
+
+def _beginning(config: ResolvedConfig, process: NoiseProcess, layout: BatchLayout, num_updates: int) -> Beginning | None:
+    """A `LabError` if the run is too short for it."""
+    if (before := config.timestep_sampler_kwargs.get("before")) is None:
+        return None
+    import torch  # heavy, as is what follows
+
+    from ..objective.objective import Objective
+
+    spec, cpu = objective_spec(config), torch.device("cpu")
+    objective = Objective.of(spec, process, layout, num_updates, cpu, gather=lambda values: values)
+    beginning = objective.sampler.beginning(layout.global_batch, num_updates)
+    if beginning is not None:
+        beginning.check(config.timestep_sampler, str(before))
+    return beginning
+
+
+def _num_previews(config: ResolvedConfig, kind: DataKind, layout: BatchLayout, num_updates: int) -> int:
+    """4 if they take 5 % of the run at most."""
+    if not config.evaluation:
+        return 0
+    step = kind.sampling_cost * (1 if config.guidance_scale == 1 else 2)  # guidance calls the model twice
+    cost = step * config.eval_batch_size * config.num_inference_steps
+    num_trained = num_updates * layout.micro_batch * layout.accumulation  # items of each process, with repetitions
+    return min(_MOST_PREVIEWS, num_updates - 1, int(_PREVIEW_SHARE * num_trained / cost))
+
+
+def updates_between_validations(config: ResolvedConfig, layout: BatchLayout, num_updates: int, num_held_out: int) -> int:
+    """`validation_steps`, or the interval of 20 validations in the run if they take 10 % of it at most."""
+    if config.validation_steps:
+        return config.validation_steps
+    usual = max(1, num_updates // _MOST_VALIDATIONS)
+    if config.schedule.follows_metric or not num_held_out:
+        return usual
+    cost = FORWARD_SHARE * num_held_out * (2 if config.use_ema else 1)
+    affordable = int(_VALIDATION_SHARE * num_updates * layout.micro_batch * layout.accumulation / cost)
+    return max(usual, math.ceil(num_updates / max(1, affordable)))
 
 
 def _scale_warnings(data: TrainingData, kind: DataKind) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from diffusers_lrlab.optimizers.timescales import BASE_BATCH
+from diffusers_lrlab.schedules.schedule import describe_schedule
 
 from ..core.environment import cpu_computes_in_bf16
 from ..core.spec import shown_spec
@@ -16,11 +17,11 @@ from ..optimizers.timescales import NO_EFFECT, scaling_warning
 from ..schedules.schedule import double_decay
 from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from ..timesteps.sampling import contradiction
-from .choices import describe_choices
 from .kinds import component_of
 from .model import describe_model
 from .plan import Plan
 from .prepare import launcher_compiles
+from .resolve import describe_choices
 from .width import width_in_words
 
 _TIMESTEP_WORDS = {
@@ -46,7 +47,7 @@ def describe_plan(plan: Plan) -> str:
     start += f" at {plan.start.commit[:8]}" if plan.start is not None and plan.start.commit else ""
     compiled = ", compiled for training" if launcher_compiles() else ""
     epochs = f", {counted(plan.num_epochs, 'epoch', '.4g')}" if plan.num_epochs else ""
-    follows = ", then following the validation loss" if plan.follows_metric else ""
+    follows = ", then following the validation loss" if plan.schedule.follows_metric else ""
     auto = "auto, found before the run; with the default peak: " if config.finds_learning_rate else ""
     scaled = (
         f"; the peak is {plan.learning_rate:.3g}: {config.learning_rate:g} for {BASE_BATCH}, scaled by {config.scale_lr} to "
@@ -55,10 +56,12 @@ def describe_plan(plan: Plan) -> str:
     often = times(plan.num_validations) if plan.num_validations > 1 else "once, at the end"
     precision = "" if config.mixed_precision in (None, "no") else config.mixed_precision
     log = "lrlab/timesteps.parquet, " if config.log_timestep_bins else ""
+    labels = f"{config.label_column!r}, {describe_classes(plan.classes.names)}" if plan.classes is not None else ""
+    labels += f", dropped with probability {config.label_dropout:g}" if config.label_dropout else ""
     lines = {
         "data": f"{config.dataset_name or config.train_data_dir}: {num_images}, {plan.num_held_out} held out, "
         f"{plan.data_shape}{workers}",
-        "labels": _labels_in_words(plan),
+        "labels": labels,
         "model": f"{describe_model(config, plan.model_config)}, {counted(plan.num_parameters, 'parameter', ',')}"
         f"{start}{compiled}",
         "autoencoder": autoencoder_in_words(plan.autoencoder) if plan.autoencoder else "",
@@ -68,7 +71,7 @@ def describe_plan(plan: Plan) -> str:
         f"{counted(layout.accumulation, 'micro-batch')} x {counted(layout.num_processes, 'process')}",
         "length": f"{counted(plan.num_updates, 'update')}{epochs}, "
         f"{counted(plan.num_updates * layout.global_batch, item, ',')} seen",
-        "schedule": f"{plan.schedule_spec}, {counted(plan.warmup_updates, 'update')} of warm-up{follows}",
+        "schedule": f"{describe_schedule(plan.schedule)}, {counted(plan.warmup_updates, 'update')} of warm-up{follows}",
         "learning rate": f"{auto}{over_run(plan.lrs)}"
         + (f"{scaled}{layout.global_batch}" if config.scale_lr != "none" else ""),
         "width": width_in_words(plan.width, plan.optimizer_kwargs.get("weight_decay", 0.0), _INDENT),
@@ -93,14 +96,6 @@ def autoencoder_in_words(found: dict[str, Any]) -> str:
     return f"{found['class_name']} {source}{commit}, weights {found['weights_sha256'][:12]}"
 
 
-def _labels_in_words(plan: Plan) -> str:
-    config, classes = plan.config, plan.classes
-    if classes is None:
-        return ""
-    dropped = f", dropped with probability {config.label_dropout:g}" if config.label_dropout else ""
-    return f"{config.label_column!r}, {describe_classes(classes.names)}{dropped}"
-
-
 def _samples_in_words(plan: Plan) -> str:
     config = plan.config
     if not config.evaluation:
@@ -118,13 +113,37 @@ def _samples_in_words(plan: Plan) -> str:
 
 
 def _warnings(plan: Plan) -> list[str]:
+    """Warnings about valid choices that are probably not intended."""
     config = plan.config
-    warnings = [
-        *plan.data_warnings,
-        *_timestep_warnings(plan),
-        scaling_warning(config.scale_lr, OPTIMIZERS[config.optimizer]),
-    ]
-    if not plan.follows_metric:
+    sampler, weighting, kwargs = config.timestep_sampler, config.loss_weighting, config.timestep_sampler_kwargs
+    warnings: list[str | None] = [*plan.data_warnings, contradiction(sampler, plan.process.prediction_type)]
+    if "middle" in TIMESTEP_SAMPLERS[sampler].traits & LOSS_WEIGHTINGS[weighting].traits:
+        warnings.append(
+            f"{sampler!r} samples the middle noise levels more often and {weighting!r} weights them more: together they "
+            "leave little weight on the rest. Use one of them."
+        )
+    needed, seen = kwargs.get("history", 0) * config.num_train_timesteps, plan.num_updates * plan.layout.global_batch
+    if seen < needed:
+        warnings.append(
+            f"{sampler!r} stays uniform until all {counted(config.num_train_timesteps, 'timestep')} have been drawn "
+            f"{times(kwargs['history'])}. That takes over {counted(needed, 'image')}, and this run sees {seen}. Lower "
+            "history, or train for longer."
+        )
+    warnings.append(beginning_warning(plan))
+    if plan.layout.global_batch == 1 and (kwargs["draw"] != "independent" or config.noise == "immiscible"):
+        chosen = config.noise if config.noise == "immiscible" else kwargs["draw"]
+        warnings.append(f"{chosen!r} has no effect on updates of a single image. Use a larger batch.")
+    if config.timestep_grad_every and config.timestep_grad_every > plan.num_updates:
+        warnings.append(
+            f"--timestep_grad_every {config.timestep_grad_every} never comes in {counted(plan.num_updates, 'update')}."
+        )
+    if config.timestep_grad_every and plan.num_held_out < NUM_PROBES:
+        warnings.append(
+            f"Gradient noise scales need {NUM_PROBES} held-out images, and there are {plan.num_held_out}: only norms will "
+            "be measured. Raise --num_validation_images."
+        )
+    warnings.append(scaling_warning(config.scale_lr, OPTIMIZERS[config.optimizer]))
+    if not plan.schedule.follows_metric:
         start = config.start_momentum
         warnings.append(double_decay(plan.schedule, plan.learning_rate, start, plan.warmup_updates, plan.num_updates))
     return [warning for warning in [*warnings, slow_precision(config.mixed_precision)] if warning]
@@ -178,36 +197,3 @@ def beginning_warning(plan: Plan) -> str | None:
     config = plan.config
     before = str(config.timestep_sampler_kwargs.get("before"))
     return None if plan.beginning is None else plan.beginning.warning(config.timestep_sampler, before)
-
-
-def _timestep_warnings(plan: Plan) -> list[str | None]:
-    """Warnings about valid choices that are probably not intended."""
-    config = plan.config
-    sampler, weighting, kwargs = config.timestep_sampler, config.loss_weighting, config.timestep_sampler_kwargs
-    warnings: list[str | None] = [contradiction(sampler, plan.process.prediction_type)]
-    if "middle" in TIMESTEP_SAMPLERS[sampler].traits & LOSS_WEIGHTINGS[weighting].traits:
-        warnings.append(
-            f"{sampler!r} samples the middle noise levels more often and {weighting!r} weights them more: together they "
-            "leave little weight on the rest. Use one of them."
-        )
-    needed, seen = kwargs.get("history", 0) * config.num_train_timesteps, plan.num_updates * plan.layout.global_batch
-    if seen < needed:
-        warnings.append(
-            f"{sampler!r} stays uniform until all {counted(config.num_train_timesteps, 'timestep')} have been drawn "
-            f"{times(kwargs['history'])}. That takes over {counted(needed, 'image')}, and this run sees {seen}. Lower "
-            "history, or train for longer."
-        )
-    warnings.append(beginning_warning(plan))
-    if plan.layout.global_batch == 1 and (kwargs["draw"] != "independent" or config.noise == "immiscible"):
-        chosen = config.noise if config.noise == "immiscible" else kwargs["draw"]
-        warnings.append(f"{chosen!r} has no effect on updates of a single image. Use a larger batch.")
-    if config.timestep_grad_every and config.timestep_grad_every > plan.num_updates:
-        warnings.append(
-            f"--timestep_grad_every {config.timestep_grad_every} never comes in {counted(plan.num_updates, 'update')}."
-        )
-    if config.timestep_grad_every and plan.num_held_out < NUM_PROBES:
-        warnings.append(
-            f"Gradient noise scales need {NUM_PROBES} held-out images, and there are {plan.num_held_out}: only norms will "
-            "be measured. Raise --num_validation_images."
-        )
-    return warnings

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from diffusers_lrlab.schedules.schedule import describe_schedule
+
 from ..core.files import atomic_file
 from ..core.plotting import BLUE, GREEN, GREY, ORANGE, new_figure, plain_axes, plain_log_scale, save_figure
 from ..core.words import counted
@@ -62,7 +64,7 @@ def plot_lr(rows: list[dict[str, Any]], plan: Plan, path: Path) -> None:
         part.plot(plan.momenta, color=BLUE)
         _plot_some(part, _of_rows(rows, "beta1"))
         part.set(xlabel="update", ylabel="momentum (beta1)")
-    label = "upper bound (follows the validation loss)" if plan.follows_metric else "expected"
+    label = "upper bound (follows the validation loss)" if plan.schedule.follows_metric else "expected"
     lrs = plan.lrs
     if plan.width is not None and (factor := plan.width.factor("hidden")) != 1:
         axes.plot(lrs * factor, color=GREEN, label=f"{label}, hidden and output matrices (x {factor:.4g})")
@@ -73,7 +75,8 @@ def plot_lr(rows: list[dict[str, Any]], plan: Plan, path: Path) -> None:
         for factor in np.unique(plan.lr_factors):
             axes.plot(lrs * factor, color=BLUE, linewidth=0.8, label=f"{label}, bands with the factor {factor:g}")
     _plot_some(axes, _of_rows(rows, "lr"))
-    axes.set(xlabel="" if below else "update", ylabel="learning rate", title=fill(plan.schedule_spec, 90), ylim=(0, None))
+    title = fill(describe_schedule(plan.schedule), 90)
+    axes.set(xlabel="" if below else "update", ylabel="learning rate", title=title, ylim=(0, None))
     axes.legend(frameon=False)
     save_figure(figure, path)
 

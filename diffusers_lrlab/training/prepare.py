@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Literal
 
 from ..core.environment import OTHERS_WAIT, allowed_threads
 from ..core.words import counted
-from .choices import check_schedule
 from .combinations import check_launch
 from .config import ResolvedConfig, TrainingConfig
 from .kinds import kind_of
 from .model import find_start, given_model_config
-from .resolve import resolve_config
-from .resolve_timesteps import check_timesteps
+from .resolve import check_schedule, check_timesteps, resolve_config
 from .width import check_width
 
 if TYPE_CHECKING:
@@ -100,9 +98,8 @@ def make_accelerator(config: ResolvedConfig) -> Accelerator:
         GradientAccumulationPlugin,
         InitProcessGroupKwargs,
         ProjectConfiguration,
+        TorchDynamoPlugin,
     )
-
-    from .stepping import make_dynamo_plugin
 
     on_cpu = not torch.accelerator.is_available()
     if on_cpu:
@@ -127,5 +124,6 @@ def make_accelerator(config: ResolvedConfig) -> Accelerator:
     )
     if not on_cpu:
         matmul.allow_tf32 = tf32  # accelerate allows TF32 for compiled models
-    accelerator.state.dynamo_plugin = make_dynamo_plugin()  # a process may have several runs
+    # That of this launch: a process may have several runs.
+    accelerator.state.dynamo_plugin = TorchDynamoPlugin(backend=os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no"))
     return accelerator

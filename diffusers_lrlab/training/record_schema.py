@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError, shown
-from ..core.signatures import REFUSED, described, reader
+from ..core.values import REFUSED, in_words, read_as
 from .config import ResolvedConfig
 
-_DEEPEST = 50  # levels of nesting
 _AGAIN = "restore it from a copy, or pull it again"
 _UNREADABLE = (OSError, ValueError, RecursionError)
 
@@ -21,7 +20,7 @@ _RECORD: dict[str, Any] = {
     **dict.fromkeys(("run.started?", "run.error?"), str),
     **dict.fromkeys(("run.call?", "run.ended?"), str | None),
     **dict.fromkeys(("run.program_registrations?", "run.starts?"), list[str]),
-    **{"run.seconds?": float, "run.trackers?": dict, "run.parent?": dict},
+    **{"run.seconds?": float, "run.parent?": dict},
     **dict.fromkeys(("run.parent?.folder", "run.parent?.schedule"), str),
     **dict.fromkeys(("run.parent?.update", "run.parent?.num_updates"), int),
     **dict.fromkeys(("run.parent?.git_commit?", "run.parent?.version?"), str | None),
@@ -47,21 +46,9 @@ def no_number(text: str) -> float:
 def read_json(path: Path, remedy: str = _AGAIN, parse_constant: Callable[[str], float] = no_number) -> Any:
     """The data of a JSON file; a `LabError` that names it if it is not valid JSON or has numbers like NaN."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"), parse_constant=parse_constant, parse_int=small)
-        if _is_nested(data, _DEEPEST + 1):
-            raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=parse_constant, parse_int=small)
     except _UNREADABLE as error:
         raise LabError(f"{str(path)!r} is damaged (it cannot be read as JSON: {error}). Hint: {remedy}.") from None
-    return data
-
-
-def _is_nested(value: Any, levels: int) -> bool:
-    """Whether lists and mappings are nested so many levels deep."""
-    level = [value]
-    for _ in range(levels):
-        inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, (dict, list)))
-        level = [item for each in inner for item in each]
-    return bool(level)
 
 
 def small(text: str) -> int:
@@ -93,7 +80,7 @@ def problem_in(data: Any, fields: Mapping[str, Any]) -> str:
                 return f"{seen} has no {key!r}"
             value, seen = value[key], key if seen == "it" else f"{seen}.{key}"
         else:
-            is_fit = is_number(value) if hint is float else reader(hint)(value) is not REFUSED
+            is_fit = is_number(value) if hint is float else read_as(value, hint) is not REFUSED
             if not is_fit or (isinstance(value, str) and "\0" in value):
-                return f"{seen} must be {described(hint)}, got {shown(value)}"
+                return f"{seen} must be {in_words(hint)}, got {shown(value)}"
     return ""

@@ -1,4 +1,4 @@
-"""Checks whether a run may write into a folder, and finds the checkpoint to resume from."""
+"""Where a run starts: in a folder that it may write into, or from a checkpoint there."""
 
 import dataclasses
 import json
@@ -9,19 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError, is_first_process, must_be, warn
-from ..core.files import LOCK, TEMPORARY, locked
+from ..core.files import locked
 from ..core.manifest import find_damage
 from ..core.options import names_where
 from .config import ResolvedConfig, TrainingConfig, complete_options
-from .run_folder import FINDER_FILES, RunFolder, is_checkpoint
-
-
-class OtherSettings(LabError):
-    """A checkpoint belongs to a run with other settings, `names`."""
-
-    def __init__(self, message: str, names: list[str]):
-        super().__init__(message)
-        self.names = names
+from .record_schema import read_json
+from .run_folder import FINDER_FILES, RunFolder, is_checkpoint, is_leftover
 
 
 @contextmanager
@@ -39,7 +32,12 @@ def find_checkpoint(config: ResolvedConfig) -> Path | None:
     """The checkpoint to resume from, `None` for a new run. Raises a `LabError` if the folder allows neither."""
     folder, asked = RunFolder(Path(config.output_dir)), config.resume_from_checkpoint
     if asked is None:
-        _check_start(folder, config)
+        try:
+            check_fresh(folder, config.overwrite_output_dir)
+        except LabError as error:
+            if not config.dry_run:  # which writes nothing
+                raise
+            warn(f"training there would be refused: {error}")
         return None
     if asked == "latest":
         newest = folder.newest_checkpoint()
@@ -65,21 +63,14 @@ def choose_start(config: ResolvedConfig) -> tuple[ResolvedConfig, Path | None]:
     The final configuration, and the checkpoint to resume from, `None` for a new run. Makes all checks of the folder that
     need no data, and raises a `LabError` if it allows neither.
     """
-    checkpoint = find_checkpoint(config)
-    if checkpoint is not None:
+    if (checkpoint := find_checkpoint(config)) is not None:
         return resumed_config(config, checkpoint), checkpoint
-    if not config.dry_run:
-        _check_start_stays(config)
-    return config, None
-
-
-def _check_start_stays(config: ResolvedConfig) -> None:
-    """Raises a `LabError` for start weights in the folder of the run, which is cleared before they are loaded."""
     name = config.pretrained_model_name_or_path
-    path = None if name is None else Path(name).expanduser()
+    path = None if name is None or config.dry_run else Path(name).expanduser()
     if path is not None and path.exists() and path.resolve().is_relative_to(Path(config.output_dir).resolve()):
         wanted = f"outside of --output_dir {config.output_dir!r}, whose run would be removed before it is read"
         raise must_be("--pretrained_model_name_or_path", name, wanted, "give another --output_dir")
+    return config, None
 
 
 def check_agreed(checkpoint: Path | None, config: ResolvedConfig) -> None:
@@ -94,21 +85,12 @@ def check_agreed(checkpoint: Path | None, config: ResolvedConfig) -> None:
         )
 
 
-def _check_start(folder: RunFolder, config: ResolvedConfig) -> None:
-    """Raises a `LabError` if a new run cannot use a folder; a dry run, which writes nothing, only warns."""
-    try:
-        check_fresh(folder, config.overwrite_output_dir)
-    except LabError as error:
-        if not config.dry_run:
-            raise
-        warn(f"training there would be refused: {error}")
-
-
 def check_fresh(folder: RunFolder, replaces: bool) -> None:
     """Raises a `LabError` for a folder with other files, or with a run unless the new one `replaces` it."""
     path = folder.path
     there = [path] if path.is_file() else path.rglob("*")
-    if all(_is_no_result(entry, folder) for entry in there if not entry.is_dir()):
+    of_finder = [folder.lab / name for name in FINDER_FILES]  # stay for the run
+    if all(entry.is_dir() or entry in of_finder or is_leftover(entry, path) for entry in there):
         return
     if not folder.holds_run():
         got, hint = "one with other files and no run", "give a new folder; other files are never overwritten"
@@ -123,24 +105,14 @@ def check_fresh(folder: RunFolder, replaces: bool) -> None:
     raise must_be("--output_dir", str(path), "a new or empty folder", hint, got=got)
 
 
-def _is_no_result(file: Path, folder: RunFolder) -> bool:
-    """Whether it is a result of the finder, or an unfinished file of a killed run."""
-    if file.name == LOCK or any(part.startswith(TEMPORARY) for part in file.relative_to(folder.path).parts):
-        return True
-    return file.parent == folder.lab and file.name in FINDER_FILES
-
-
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """`trainer.json` of a checkpoint."""
-    try:
-        return json.loads((checkpoint / "trainer.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise LabError(f"{str(checkpoint / 'trainer.json')!r} is damaged ({error}). Resume from another one.") from None
+    return read_json(checkpoint / "trainer.json", "resume from another checkpoint")
 
 
 def resumed_config(config: ResolvedConfig, checkpoint: Path) -> ResolvedConfig:
     """
-    The configuration of a resumed run, with the learning rate that the finder found at its start. Raises [`OtherSettings`],
+    The configuration of a resumed run, with the learning rate that the finder found at its start. Raises a `LabError`,
     before data are read, for another configuration.
     """
     state = read_state(checkpoint)
@@ -161,7 +133,7 @@ def resumed_config(config: ResolvedConfig, checkpoint: Path) -> ResolvedConfig:
 
 
 def check_same_run(saved: dict[str, Any], now: dict[str, Any], checkpoint: Path) -> None:
-    """Raises [`OtherSettings`] with the differences between the current run and the one that wrote the checkpoint."""
+    """Raises a `LabError` with the differences between the current run and the one that wrote the checkpoint."""
     now = json.loads(json.dumps(now))
     names = [name for name, value in now.items() if saved.get(name) != value]
     names = [name for name in names if name.removesuffix("_kwargs") not in names or not name.endswith("_kwargs")]
@@ -169,8 +141,8 @@ def check_same_run(saved: dict[str, Any], now: dict[str, Any], checkpoint: Path)
         lines = "\n  ".join(f"{name}: {saved.get(name)!r} then, {now[name]!r} now" for name in names)
         remedy = (
             "Resume with the settings and data of that run, or start a new one: give --overwrite_output_dir in place of "
+            "--resume_from_checkpoint, or another --output_dir without it."
         )
-        remedy += "--resume_from_checkpoint, or another --output_dir without it."
         if not {"--max_train_steps", "--num_epochs"}.isdisjoint(names):
             remedy += " The learning rates of a run depend on its length; `lrlab extend` continues one to another length."
-        raise OtherSettings(f"{str(checkpoint)!r} was written with other settings:\n  {lines}\n{remedy}", names)
+        raise LabError(f"{str(checkpoint)!r} was written with other settings:\n  {lines}\n{remedy}")

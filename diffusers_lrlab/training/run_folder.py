@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..averaging.snapshots import snapshots_in
+from ..averaging.posthoc import snapshots_in
 from ..core.errors import LabError, how_to_continue, warn
 from ..core.files import (
+    LOCK,
     TEMPORARY,
     append_line,
     atomic_folder,
@@ -104,10 +105,13 @@ class RunFolder:
         for later in (*self.checkpoints(), *snapshots_in(self.path / SNAPSHOTS)):
             if checkpoint_update(later) > update:
                 remove(later)
-        if source.path != self.path:
-            for snapshot in snapshots_in(source.path / SNAPSHOTS):
-                if checkpoint_update(snapshot) <= update:
-                    self._take_snapshot(snapshot)
+        earlier = snapshots_in(source.path / SNAPSHOTS) if source.path != self.path else []
+        for snapshot in (path for path in earlier if checkpoint_update(path) <= update):
+            if damage := find_damage(snapshot):
+                warn(f"The snapshot {snapshot.name} is damaged, and is not copied: {damage}.")
+                continue
+            with atomic_folder(self.path / SNAPSHOTS / snapshot.name) as temporary:
+                shutil.copytree(snapshot, temporary, dirs_exist_ok=True)
         rows = source.rows_until(update)
         if len(rows) != num_rows:
             warn(
@@ -116,13 +120,6 @@ class RunFolder:
             )
         if rows or self.metrics_file.exists():
             write_text(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows))
-
-    def _take_snapshot(self, snapshot: Path) -> None:
-        if damage := find_damage(snapshot):
-            warn(f"The snapshot {snapshot.name} is damaged, and is not copied: {damage}.")
-            return
-        with atomic_folder(self.path / SNAPSHOTS / snapshot.name) as temporary:
-            shutil.copytree(snapshot, temporary, dirs_exist_ok=True)
 
     # --- record and manifest -----------------------------------------------------------------------------------------
 
@@ -167,12 +164,8 @@ class RunFolder:
 
     def checkpoints(self) -> list[Path]:
         """Completely written checkpoints, oldest first; they may be damaged."""
-        found = [
-            path
-            for path in self.path.glob("checkpoint-*")
-            if number_in(path.name, "checkpoint-") is not None and is_checkpoint(path)
-        ]
-        return sorted(found, key=checkpoint_update)
+        named = (path for path in self.path.glob("checkpoint-*") if number_in(path.name, "checkpoint-") is not None)
+        return sorted(filter(is_checkpoint, named), key=checkpoint_update)
 
     def newest_checkpoint(self) -> Path | None:
         """The newest intact checkpoint; warns if newer ones are damaged, and raises a `LabError` if all are."""
@@ -239,4 +232,9 @@ def parts_of_pipeline(path: Path) -> list[str]:
 def _files_in(path: Path) -> list[Path]:
     """A file, or the files of a folder, without unfinished ones."""
     found = [path] if path.is_file() else path.rglob("*")
-    return [file for file in found if not any(part.startswith(TEMPORARY) for part in file.relative_to(path.parent).parts)]
+    return [file for file in found if not is_leftover(file, path.parent)]
+
+
+def is_leftover(file: Path, folder: Path) -> bool:
+    """Whether it is the lock of a folder, or an unfinished file of a killed run."""
+    return file.name == LOCK or any(part.startswith(TEMPORARY) for part in file.relative_to(folder).parts)

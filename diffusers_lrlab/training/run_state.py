@@ -2,6 +2,7 @@
 
 import dataclasses
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from accelerate.utils import set_seed
 
 from ..averaging.averages import EMA, own_average
+from ..averaging.posthoc import write_snapshot
 from ..core.progress import Progress
 from ..core.streams import stream_seed
 from ..data.loading import TrainingData
@@ -44,16 +46,19 @@ class RunState:
         self.training_seconds = self.evaluation_seconds = self.sampling_seconds = 0.0
         self.audit = ScheduleAudit(config.strict_lr_audit)
         set_seed(stream_seed(config.seed, "weights") % 2**32)
-        self.model: Any = make_model(
-            config, plan.model_config, plan.start
-        )  # without the wrappers of accelerate and torch.compile
+        # Without the wrappers of accelerate and torch.compile.
+        self.model: Any = make_model(config, plan.model_config, plan.start)
         if config.enable_xformers_memory_efficient_attention:
             self.model.enable_xformers_memory_efficient_attention()
         if config.gradient_checkpointing:
             self.model.enable_gradient_checkpointing()
         # Only dropout draws from the global generators from here on.
         set_seed(stream_seed(config.seed, "dropout", process_index) % 2**32)
-        self.optimizer: Any = self._make_optimizer()
+        named, lr = dict(self.model.named_parameters()), plan.learning_rate
+        parameters = [*named.items()] if plan.width is None else width_groups(named, plan.width, lr)
+        self.optimizer: Any = get_optimizer(config.optimizer, parameters, lr, **plan.optimizer_kwargs)
+        if plan.width is not None:
+            keep_weight_decay(self.optimizer, plan.width)
         self._start_schedules()
         # One of each width for post-hoc averages; the first is validated, sampled and saved as the pipeline.
         self.averages = [EMA(self.trained, form, device) for form in plan.ema_forms] if config.use_ema else []
@@ -62,41 +67,48 @@ class RunState:
         if len(data.held_out):
             self.validation = ValidationLoss(data.held_out, self.process, plan.kind.evaluation_batch(plan.layout), device)
 
-    def _make_optimizer(self) -> Any:
-        config, lr, kwargs = self.config, self.plan.learning_rate, self.plan.optimizer_kwargs
-        if (width := self.plan.width) is None:
-            return get_optimizer(config.optimizer, self.model.named_parameters(), lr, **kwargs)
-        groups = width_groups(dict(self.model.named_parameters()), width, lr)
-        optimizer = get_optimizer(config.optimizer, groups, lr, **kwargs)
-        keep_weight_decay(optimizer, width)
-        return optimizer
-
     def _start_schedules(self) -> None:
         """
         Notes the rates and momenta of the groups of parameters, where the schedules begin. A schedule that follows a metric
         has a state, and sets the rate itself; the momentum follows the clock beside it.
         """
-        schedule, groups = self.plan.schedule, self.optimizer.param_groups
+        plan, schedule = self.plan, self.plan.schedule
         if schedule.momentum_schedule is not None:
             momentum_groups(self.optimizer, *schedule.momentum_schedule)  # refuses optimizers without momentum
-        self._initial = [(float(group["lr"]), read_momentum(group)) for group in groups]
+        self._initial = [(float(group["lr"]), read_momentum(group)) for group in self.optimizer.param_groups]
+        self._usual_lr = default_lr(self.optimizer)
         self.feedback: Any = None
         self._clocked = schedule
         if schedule.follows_metric:
             followed, self._clocked = schedule.parts
-            self.feedback = build(followed, self.optimizer, self.plan.warmup_updates, self.plan.num_updates)
+            self.feedback = build(followed, self.optimizer, plan.warmup_updates, plan.num_updates)
         self.write_rates()
 
     def write_rates(self) -> None:
         """Writes the learning rate and the momentum of this update into the optimizer."""
         progress = Progress(self.update, self.plan.num_updates, self.plan.warmup_updates)
-        usual = default_lr(self.optimizer)
         for group, (initial_lr, initial_momentum) in zip(self.optimizer.param_groups, self._initial, strict=True):
-            lr, momentum = self._clocked.at(progress, initial_lr, initial_momentum, usual)
+            lr, momentum = self._clocked.at(progress, initial_lr, initial_momentum, self._usual_lr)
             if self._clocked.sets_lr:
                 write_lrs([group], [float(lr)])
             if momentum is not None:
                 write_momentum(group, float(momentum))
+
+    def check_rates(self) -> None:
+        """Reads learning rate and momentum back from the optimizer, and compares them with the expected ones."""
+        plan, groups, factor = self.plan, self.optimizer.param_groups, self.lr_factor
+        lr = None if plan.schedule.follows_metric else float(plan.lrs[self.update]) * (1.0 if factor is None else factor)
+        momentum = float(plan.momenta[self.update]) if plan.schedule.sets_momentum else None
+        factors = [lr_factor_of(group) for group in groups]
+        # The momentum of the plan is that of the first group: Muon's others have one of their own.
+        momenta = [momentum] + [None] * (len(groups) - 1)
+        self.audit.check(
+            self.update,
+            [(float(group["lr"]), read_momentum(group)) for group in groups],
+            [(lr and lr * factor, beta) for factor, beta in zip(factors, momenta, strict=True)],
+            [plan.learning_rate * factor for factor in factors],
+            rounding_of(groups),
+        )
 
     @property
     def trained(self) -> list[torch.nn.Parameter]:
@@ -140,24 +152,6 @@ class RunState:
         """The factor on the learning rate of this update, if any."""
         return None if self.plan.lr_factors is None else float(self.plan.lr_factors[self.update])
 
-    def check_schedules(self) -> None:
-        """Compares learning rate and momentum of the optimizer with the expected ones at this update."""
-        plan, groups = self.plan, self.optimizer.param_groups
-        expected_lr = None
-        if not plan.follows_metric:
-            expected_lr = float(plan.lrs[self.update]) * (1.0 if self.lr_factor is None else self.lr_factor)
-        expected_momentum = float(plan.momenta[self.update]) if plan.schedule.sets_momentum else None
-        factors = [lr_factor_of(group) for group in groups]
-        # The momentum of the plan is that of the first group: Muon's others have one of their own.
-        momenta = [expected_momentum] + [None] * (len(groups) - 1)
-        self.audit.check(
-            self.update,
-            [(float(group["lr"]), read_momentum(group)) for group in groups],
-            [(expected_lr and expected_lr * factor, beta) for factor, beta in zip(factors, momenta, strict=True)],
-            [plan.learning_rate * factor for factor in factors],
-            rounding_of(groups),
-        )
-
     def averaged_weights(self) -> AbstractContextManager[None]:
         """A block in which the model has the averaged weights, of the average or of an optimizer that averages."""
         return self.raw_weights() if self.average is None else self.average.swapped_in()
@@ -179,6 +173,16 @@ class RunState:
             with self.average.swapped_in():
                 losses["validation_loss_ema"] = self.validation(self.model)
         return losses
+
+    def write_snapshot(self, folder: Path) -> None:
+        """Writes the post-hoc averages of this update into a folder."""
+        assert (posthoc := self.config.posthoc) is not None
+        known, names = posthoc.kwargs, [name for name, _ in self.model.named_parameters()]
+        averages = {
+            width: dict(zip(names, average.shadow_params, strict=True))
+            for width, average in zip(known["sigma_rels"], self.averages, strict=True)
+        }
+        write_snapshot(folder, self.update, self.update - known["start_update"], averages, known["dtype"])
 
     def state_dict(self) -> dict[str, Any]:
         """Clock, schedule, audit and objective, without weights and optimizer."""

@@ -14,7 +14,7 @@ from typing_extensions import Self
 
 from ..core.environment import OTHERS_WAIT
 from ..core.errors import Diverged
-from ..core.processes import SIGNALS
+from ..core.program import SIGNALS
 from ..core.words import counted
 from .checkpoints import CheckpointWriter
 from .run_state import RunState

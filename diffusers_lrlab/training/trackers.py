@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.errors import did_you_mean, failures_located, must_be
+from ..core.errors import did_you_mean, must_be
+from ..core.plugins import failures_located
 from .run_folder import PROJECT
 
 if TYPE_CHECKING:
@@ -42,18 +43,12 @@ def tracker_packages(logger: str) -> list[str]:
 
 
 def start_trackers(
-    config: ResolvedConfig,
-    logs: Path,
-    name: str,
-    group: str | None = None,
-    resumed: Mapping[str, str] | None = None,
-    **about: Any,
+    config: ResolvedConfig, logs: Path, name: str, group: str | None = None, **about: Any
 ) -> list[GeneralTracker]:
     """
     Starts a run in each tracker, with the configuration and further facts `about` the run.
 
-    Name and group go to trackers that have them, the folder `logs` to trackers that write files. `resumed` has the ids from
-    [`tracker_ids`] of an earlier start, whose runs the trackers continue.
+    Name and group go to trackers that have them, the folder `logs` to trackers that write files.
     """
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
@@ -63,25 +58,14 @@ def start_trackers(
     trackers = []
     for each in tracker_names(config.logger):
         logs.mkdir(parents=True, exist_ok=True)
-        tracker_class, run_id = LOGGER_TYPE_TO_CLASS[each], (resumed or {}).get(each) if each in own else None
+        tracker_class = LOGGER_TYPE_TO_CLASS[each]
         folder = [str(logs)] if tracker_class.requires_logging_directory else []
-        arguments = own.get(each, {})
         with failures_located(f"The tracker {each!r}", ". Hint: fix that, or leave it out of --logger."):
-            resume = {} if run_id is None else {"resume": "allow", **({"id": run_id} if each == "wandb" else {})}
-            tracker = tracker_class(PROJECT, *folder, **arguments, **resume)
+            tracker = tracker_class(PROJECT, *folder, **own.get(each, {}))
             tracker.start()
-            if run_id is not None and tracker_ids([tracker]) != {each: run_id}:  # trackio resumes the newest of this name
-                tracker.finish()
-                tracker = tracker_class(PROJECT, *folder, **arguments)
-                tracker.start()
             tracker.store_init_configuration(known)
         trackers.append(tracker)
     return trackers
-
-
-def tracker_ids(trackers: Iterable[GeneralTracker]) -> dict[str, str]:
-    """The ids of the runs in the trackers that can continue one."""
-    return {tracker.name: tracker.tracker.id for tracker in trackers if tracker.name in ("wandb", "trackio")}
 
 
 def scalars_of(row: dict[str, Any]) -> dict[str, float]:

@@ -1,15 +1,25 @@
-"""The training loop; its clock counts optimizer updates."""
+"""The training loop, whose clock counts optimizer updates, and the steps of its optimizer.
 
+Backward pass, clipping and step are done by accelerate if the precision needs it, by torch otherwise: accelerate's wrappers
+inspect packages and signatures at every call, which is negligible for a UNet, but not for a small network on points.
+
+Models are compiled for training: by accelerate as a whole, or block by block if the model declares repeated blocks.
+Validation, samples and checkpoints use the original model, whose keys have no prefix.
+"""
+
+import math
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import DistributedType, DynamoBackend, TorchDynamoPlugin
 from tqdm.auto import tqdm
 
 from ..averaging.averages import averages_itself
-from ..averaging.snapshots import write_snapshot
 from ..core.environment import is_watched
 from ..core.errors import Diverged, Interrupted
 from ..data.batch import Batch, to_device
@@ -20,14 +30,15 @@ from ..timesteps.bands import scaled_lr
 from .checkpoints import CheckpointWriter, is_kept_for_good, load_checkpoint, remove_old_checkpoints
 from .pipeline import draw_samples, save_pipeline
 from .plan import Plan
-from .resolve_timesteps import objective_spec
+from .resolve import objective_spec
 from .run_folder import SNAPSHOTS, RunFolder
 from .run_log import RunLog
 from .run_state import RunState
-from .stepping import Stepper, do_one_update
 from .stopping import DivergenceGuard, InterruptGuard, find_nonfinite
 
 _NUM_LR_CHECKS = 50  # for learning-rate warnings, over a run
+_MOST_OVERFLOWS = 30  # in a row
+_PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
 
 class Trainer:
@@ -50,9 +61,8 @@ class Trainer:
 
     def batches(self, seed: int, updates: range) -> Iterator[Batch]:
         """The share of this process of the data of these updates, in the order of a seed."""
-        run, skip_corrupt = self.run, self.run.config.skip_corrupt_images
-        plan, data = run.plan, run.data
-        batches = iterate_batches(data, plan.layout, seed, updates, plan.num_workers, skip_corrupt, compact=True)
+        plan, data = self.run.plan, self.run.data
+        batches = iterate_batches(data, plan.layout, seed, updates, plan.num_workers, compact=True)
         # Batches from memory need no prefetching, except for a GPU, for which the host pins them.
         is_immediate = data.in_memory is not None and not torch.cuda.is_available()
         return batches if is_immediate else prefetched(batches)
@@ -63,16 +73,13 @@ class Trainer:
         if averages_itself(self.run.optimizer):
             self.run.optimizer.train()
 
-    def to_device(self, batch: Batch) -> Batch:
-        return to_device(batch, self.accelerator.device)
-
     def do_update(self, batch: Batch) -> bool:
         """One optimizer update on the share of this process; `False` if fp16 overflowed, so that it has to be repeated."""
         run, stepper, layout = self.run, self.stepper, self.run.plan.layout
         timesteps = run.objective.draw(run.update)
         local = torch.cat([timesteps[part.start : part.stop] for part in layout.positions()])
         weights = run.objective.weights(local, run.update)
-        batch = self.to_device(batch)
+        batch = to_device(batch, self.accelerator.device)
         loss, unweighted = torch.zeros((), device=self.accelerator.device), []
         for index, noise in enumerate(run.objective.noise(run.update, batch.data)):
             part = slice(index * layout.micro_batch, (index + 1) * layout.micro_batch)
@@ -96,56 +103,56 @@ class Trainer:
         Trains from the current update to the end, and yields the number of completed updates after each. Raises
         `Interrupted` after SIGINT or SIGTERM, with everything saved, and `Diverged`.
         """
-        run = self.run
+        run, config, stepper, num_updates = self.run, self.run.config, self.stepper, self.run.plan.num_updates
         if run.update == 0 and run.validation is not None:
             run.validation.try_one(run.model)
         self.log.shows = show_progress and self.accelerator.is_main_process
         pace, hide = 0.2 if is_watched() else 10, not self.log.shows
-        num = run.plan.num_updates
-        bar = tqdm(total=num, initial=run.update, desc="train", unit="update", disable=hide, mininterval=pace)
-        self.stepper.skips_bad = run.config.skip_bad_updates is not None
+        bar = tqdm(total=num_updates, initial=run.update, desc="train", unit="update", disable=hide, mininterval=pace)
+        stepper.skips_bad = config.skip_bad_updates is not None
         with InterruptGuard() as guard, bar, self.checkpoints:
-            yield from self._updates_to_the_end(guard, bar)
-
-    def _updates_to_the_end(self, guard: InterruptGuard, bar: tqdm) -> Iterator[int]:
-        run, config, stepper, divergence = self.run, self.run.config, self.stepper, self.divergence
-        batches = self.batches(config.seed, range(run.update, run.plan.num_updates))
-        self.set_training()
-        started = time.perf_counter()
-        for batch in batches:
-            run.write_rates()
-            with scaled_lr(run.optimizer, run.lr_factor):
-                run.check_schedules()
-                is_done = do_one_update(self, batch)
-                lrs, momentum = run.current_lrs, run.current_momentum
-            if not is_done:
-                raise divergence.error()
-            divergence.count_skipped(stepper.was_skipped)
-            run.advance(averages=not stepper.was_skipped)
-            bar.update()
-            if run.at_interval(config.logging_steps):
-                self.log.write_row(lrs, momentum, bar)
-            run.training_seconds += time.perf_counter() - started
-            self.checkpoints.check()
-            self._at_boundary()
-            if signal_number := guard.received():
-                raise Interrupted(signal_number, self._save_or_last())
-            # The last checkpoint keeps the raw weights, so that the rest of the run can be interrupted without loss.
-            if run.update == run.plan.num_updates:
-                checkpoint = self.save()
-                if signal_number := guard.received():  # while it was written
-                    raise Interrupted(signal_number, checkpoint)
-            elif is_kept_for_good(run.update, config) or (run.update % config.checkpointing_steps == 0):
-                self.save(waits=False)
-            yield run.update
+            batches = self.batches(config.seed, range(run.update, num_updates))
+            self.set_training()
             started = time.perf_counter()
+            for batch in batches:
+                run.write_rates()
+                with scaled_lr(run.optimizer, run.lr_factor):
+                    run.check_rates()  # as the optimizer has them
+                    is_done = do_one_update(self, batch)
+                    lrs, momentum = run.current_lrs, run.current_momentum
+                if not is_done:
+                    raise self.divergence.error()
+                self.divergence.count_skipped(stepper.was_skipped)
+                run.advance(averages=not stepper.was_skipped)
+                bar.update()
+                if run.at_interval(config.logging_steps):
+                    self.log.write_row(lrs, momentum, bar)
+                run.training_seconds += time.perf_counter() - started
+                self.checkpoints.check()
+                self._at_boundary()
+                self._save_if_due(guard)
+                yield run.update
+                started = time.perf_counter()
+
+    def _save_if_due(self, guard: InterruptGuard) -> None:
+        """Writes the checkpoint of this update, if any; raises `Interrupted` after a signal, with a checkpoint."""
+        run, config = self.run, self.run.config
+        if signal_number := guard.received():
+            raise Interrupted(signal_number, self._save_or_last())
+        # The last checkpoint keeps the raw weights, so that the rest of the run can be interrupted without loss.
+        if run.update == run.plan.num_updates:
+            checkpoint = self.save()
+            if signal_number := guard.received():  # while it was written
+                raise Interrupted(signal_number, checkpoint)
+        elif is_kept_for_good(run.update, config) or run.update % config.checkpointing_steps == 0:
+            self.save(waits=False)
 
     def _at_boundary(self) -> None:
         """Work between updates: validation, sample images, saving the pipeline."""
         run, config, plan = self.run, self.run.config, self.run.plan
         is_main, observer = self.accelerator.is_main_process, self.log.observer
         if self.folder.is_writer and run.update in plan.snapshot_updates:
-            self.write_snapshot()
+            run.write_snapshot(self.folder.path / SNAPSHOTS)
         if observer is not None and config.timestep_grad_every and run.update % config.timestep_grad_every == 0:
             observer.measure_gradients(run.update, run.model)
         if run.validation and run.at_interval(plan.validation_updates):
@@ -160,18 +167,6 @@ class Trainer:
             self.log.keep_samples(samples)
         if config.save_model_epochs and plan.due(config.save_model_epochs, run.update, 0):
             self.save_result()
-
-    def write_snapshot(self) -> None:
-        """Writes the post-hoc averages into the folder of the run."""
-        run, posthoc = self.run, self.run.config.posthoc
-        assert posthoc is not None
-        names = [name for name, _ in run.model.named_parameters()]
-        averages = {
-            width: dict(zip(names, average.shadow_params, strict=True))
-            for width, average in zip(posthoc.kwargs["sigma_rels"], run.averages, strict=True)
-        }
-        end = run.update - posthoc.kwargs["start_update"]
-        write_snapshot(self.folder.path / SNAPSHOTS, run.update, end, averages, posthoc.kwargs["dtype"])
 
     def save(self, waits: bool = True) -> Path:
         """
@@ -210,3 +205,65 @@ class Trainer:
                 raise self.divergence.error()
             if self.accelerator.is_main_process:
                 save_pipeline(run, self.folder.path)
+
+
+def do_one_update(trainer: Trainer, batch: Batch) -> bool:
+    """An update, repeated with a smaller loss scale while fp16 gradients overflow; `False` if they always do."""
+    return any(trainer.do_update(batch) for _ in range(_MOST_OVERFLOWS))
+
+
+class Stepper:
+    """Takes the steps of an optimizer, which accelerate prepares with the model, from the losses of micro-batches."""
+
+    norm: torch.Tensor  # of the gradients of the last update, before clipping
+    # An update with gradients that are not finite takes no step. Reading the norm at every update synchronizes a GPU.
+    skips_bad = False
+    was_skipped = False  # the last update
+
+    def __init__(self, accelerator: Accelerator, model: Any, optimizer: Any, max_grad_norm: float):
+        self.accelerator = accelerator
+        self.model, self.optimizer = _prepared(accelerator, model, optimizer)
+        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.max_norm = max_grad_norm or math.inf  # infinite: measured, not clipped
+        self.is_plain = accelerator.scaler is None and accelerator.distributed_type in _PLAIN
+
+    def micro_batch(self) -> AbstractContextManager[Any]:
+        """A block for forward pass and [`step`] of a micro-batch; processes exchange gradients after the last one only."""
+        accelerator = self.accelerator
+        return accelerator.accumulate(self.model) if accelerator.gradient_accumulation_steps > 1 else nullcontext()
+
+    def step(self, loss: torch.Tensor) -> None:
+        """Backward pass; after the last micro-batch of an update also clipping, and a step unless the update is skipped."""
+        accelerator = self.accelerator
+        if self.is_plain:
+            steps = accelerator.gradient_accumulation_steps
+            (loss if steps == 1 else loss / steps).backward()
+        else:
+            accelerator.backward(loss)
+        if not accelerator.sync_gradients:
+            return
+        clip = torch.nn.utils.clip_grad_norm_ if self.is_plain else accelerator.clip_grad_norm_
+        self.norm = clip(self.parameters, self.max_norm)
+        self.was_skipped = self.skips_bad and not math.isfinite(self.norm)
+        if not self.was_skipped:
+            (self.optimizer.optimizer if self.is_plain else self.optimizer).step()
+        if not self.is_plain:
+            self.optimizer.zero_grad()
+            return
+        for parameter in self.parameters:
+            parameter.grad = None
+
+
+def _prepared(accelerator: Accelerator, model: Any, optimizer: Any) -> tuple[Any, Any]:
+    """`accelerator.prepare` that compiles the repeated blocks of a model once for all of them, if it declares any."""
+    plugin = accelerator.state.dynamo_plugin
+    if plugin.backend == DynamoBackend.NO or not getattr(model, "_repeated_blocks", None):
+        return accelerator.prepare(model, optimizer)
+    model.compile_repeated_blocks(**plugin.to_kwargs())
+    accelerator.state.dynamo_plugin = TorchDynamoPlugin(
+        backend="no"
+    )  # otherwise accelerate compiles the other modules one by one
+    try:
+        return accelerator.prepare(model, optimizer)
+    finally:
+        accelerator.state.dynamo_plugin = plugin

@@ -3,18 +3,14 @@
 import numpy as np
 import pytest
 from audit_programs import PAIRS, SCALED, audits_of_all, names_of
+from tables import cases
 
-from diffusers_lrlab.audit.expected import Expectation
 from diffusers_lrlab.audit.report import describe_curve
-from diffusers_lrlab.audit.result import make_audit
+from diffusers_lrlab.audit.result import Expectation, make_audit
 
 N = np.arange(100)
 COSINE = 0.5 * (1 + np.cos(np.pi * N / 100))
 CURVES = {
-    "a cosine": (
-        1e-3 * COSINE,
-        "0.001 at update 0, highest at update 0 (0.001), 2.467e-07 at the last (0.0247 % of the highest)",
-    ),
     "a warm-up": (
         1e-3 * np.minimum(N / 10, (100 - N) / 90),
         "0 at update 0, highest at update 10 (0.001), 1.111e-05 at the last (1.11 % of the highest)",
@@ -22,11 +18,6 @@ CURVES = {
     "down and up": (
         1e-3 * abs(1 - N / 50),
         "0.001 at update 0 (the highest), falls to 0 at update 50, then rises to 0.00098 at the last (98 % of the highest)",
-    ),
-    "two rises": (
-        1e-3 * np.interp(N, [0, 20, 40, 60, 99], [0.2, 0.6, 0.1, 1, 0]),
-        "0.0002 at update 0, rises to 0.0006 at update 20, falls to 0.0001 at update 40, rises to 0.001 at update 60 "
-        "(the highest), then falls to 0 at the last (0 % of the highest)",
     ),
     "restarts": (
         1e-3 * (1 - N % 5 / 5),
@@ -41,7 +32,7 @@ CURVES = {
 }
 
 
-@pytest.mark.parametrize("name", CURVES)
+@cases("name", CURVES)
 def test_a_curve_is_described_where_it_turns(name):
     lr, text = CURVES[name]
     assert describe_curve(lr)[: len(text)] == text
@@ -49,7 +40,6 @@ def test_a_curve_is_described_where_it_turns(name):
 
 STEPWISE = "o = adam(); s = {}; train(o, 300, step=s.step)"
 OVER = {
-    "exponential": (STEPWISE.format("ExponentialLR(o, 0.9)"), "Below 0.1 % of the peak from update 66 of 300 on"),
     "milestones": (STEPWISE.format("MultiStepLR(o, [5, 9], 0.1)"), "At 1 % of the peak from update 9 of 300 on"),
     "cyclic": (
         STEPWISE.format("CyclicLR(o, 0, 1e-3, 5, mode='triangular2', cycle_momentum=False)"),
@@ -59,22 +49,14 @@ OVER = {
         STEPWISE.format("LambdaLR(o, lambda n: max(0.8 ** n, 0.01))"),
         "At 1 % of the peak from update 21 of 300 on",
     ),
-    "by hand": (
-        "o = adam()\nfor n in range(300): o.param_groups[0]['lr'] = 1e-3 * 0.9 ** n; train(o, 1)",
-        "Below 0.1 % of the peak from update 66 of 300 on",
-    ),
 }
 MEANT = {
     "cosine": STEPWISE.format("CosineAnnealingLR(o, 300)"),
-    "a fourth power": STEPWISE.format("PolynomialLR(o, 300, 4)"),
-    "exponential to a ten-thousandth": STEPWISE.format("ExponentialLR(o, 1e-4 ** (1 / 350))"),
     "a floor late": STEPWISE.format("LambdaLR(o, lambda n: max(0.98 ** n, 0.01))"),
     "one of two groups frozen": """
         o = torch.optim.AdamW([{'params': [model.weight]}, {'params': [model.bias]}], lr=1e-3)
         s = LambdaLR(o, [lambda n: float(n < 50), lambda n: 1.0]); train(o, 300, step=s.step)
     """,
-    "milestones late": STEPWISE.format("MultiStepLR(o, [150, 225], 0.1)"),
-    "constant after a warm-up": STEPWISE.format("LinearLR(o, 0.01, total_iters=3)"),
     "stairs up": "o = adam()\nfor n in range(5): o.param_groups[0]['lr'] = 1e-4 * (1 + n); train(o, 20)",
 }
 NESTED = "s = get_scheduler('cosine', o, 10, 100)"
@@ -83,12 +65,7 @@ RESUMED = {
     "right": PAIRS["schedule_not_resumed"][1],
     "twice": PAIRS["schedule_not_resumed"][1].replace("39", "79"),
     "nothing loaded": f"o = adam(); {NESTED}; train(o, 40, step=s.step); o = adam(); {NESTED}; train(o, 60, step=s.step)",
-    "weights alone": "o = adam(); s = get_scheduler('cosine', o, 10, 100); train(o, 100, step=s.step)",
     "SGD": PAIRS["schedule_not_resumed"][1].replace("adam()", "torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)"),
-    "steps of a group": """
-        o = torch.optim.SGD(model.parameters(), 1e-3); o.param_groups[0]['step'] = 40
-        s = CosineAnnealingLR(o, 100); train(o, 60, step=s.step)
-    """,
     "steps of Prodigy": """
         o = torch.optim.SGD(model.parameters(), 1e-3); o.param_groups[0].update(d=1.0, k=40)
         s = CosineAnnealingLR(o, 100); train(o, 60, step=s.step)
@@ -116,7 +93,6 @@ AHEAD = {
             if n % 5 != 4: train(o, 1)
             s.step()
     """,
-    "skipped at the end": SCALED.format("s.step()").replace("n < 8", "n >= 80"),
     "by accelerate": """
         from accelerate import Accelerator
         a = Accelerator(cpu=True); o = adam(); s = get_scheduler('cosine', o, 10, 100); m, o, s = a.prepare(model, o, s)
@@ -124,7 +100,6 @@ AHEAD = {
         for n in range(99): a.backward(m(x).square().mean()); o.step(); s.step(); o.zero_grad()
     """,
     "late": "o = adam(); s = CosineAnnealingLR(o, 50)\nfor n in range(100): train(o, 1); n >= 50 and s.step()",
-    "per process": "o = adam(); s = CosineAnnealingLR(o, 160)\nfor _ in range(40): train(o, 1); [s.step() for _ in '1234']",
     "forwarded after a load": PAIRS["schedule_not_resumed"][1].replace(
         "s = LambdaLR(o, s.lr_lambdas[0], 39)", f"{NESTED}; [s.step() for _ in range(40)]"
     ),
@@ -138,20 +113,20 @@ AHEAD = {
 }
 REPLACED = """
 from diffusers_lrlab.diffusers_plugin.host.driven_optimizer import DrivenOptimizer
-from diffusers_lrlab.diffusers_plugin.host.patches import Patches
-from diffusers_lrlab.diffusers_plugin.host.steps import OptimizerSteps
+from diffusers_lrlab.diffusers_plugin.host.run import HostRun
 from diffusers_lrlab.schedules.schedule import resolve_schedule
-steps = OptimizerSteps(); steps.install(Patches())
-o = adam(); driven = DrivenOptimizer(o, resolve_schedule('rex'), steps, False)
+run = HostRun(); run.install()
+o = adam(); driven = DrivenOptimizer(o, resolve_schedule('rex'), run, False)
 rates = driven.rates(); s = get_scheduler('linear', o, 20, 160)
-driven.schedulers.append(s); driven.put_back(rates)
+driven.add(s); driven.put_back(rates)
 def step():
-    rates = driven.rates(); s.step(); driven.num_scheduler_steps += 1; driven.put_back(rates)
+    rates = driven.rates(); s.step(); driven.put_back(rates)
 def before():
     driven.curve or driven.drive(0, 40)
     driven.before_step()
-steps.after.append(lambda _: driven.after_step())
+run.steps.after.append(lambda _: driven.after_step())
 train(o, 40, accumulation=4, micro_step=step, before_step=before)
+run.patches.close()
 """
 
 
@@ -171,7 +146,7 @@ def text_of(audit, name):
     return text
 
 
-@pytest.mark.parametrize("name", OVER)
+@cases("name", OVER)
 def test_a_decay_without_a_length_that_is_over_early_is_a_problem(audits, name):
     audit = audits[f"over {name}"]
     assert text_of(audit, "over_early").startswith(OVER[name][1])
@@ -179,7 +154,7 @@ def test_a_decay_without_a_length_that_is_over_early_is_a_problem(audits, name):
     assert audit.sections[0].findings[0].is_problem
 
 
-@pytest.mark.parametrize("name", MEANT)
+@cases("name", MEANT)
 def test_a_rate_that_ends_near_zero_is_none(audits, name):
     assert not names_of(audits[name])
 
@@ -199,9 +174,7 @@ def test_a_resume_without_the_state_of_the_scheduler_is_told_to_load_it(audits):
     ("name", "fires"),
     [
         ("nothing loaded", False),
-        ("weights alone", False),
         ("SGD", False),
-        ("steps of a group", True),
         ("steps of Prodigy", True),
         ("a parameter that is no count", False),
         ("by epoch", True),
@@ -240,12 +213,11 @@ def test_a_scheduler_that_is_first_stepped_late_is_not_called_one_by_epoch(audit
 
 def test_steps_without_updates_later_are_counted(audits):
     assert "20 steps of the scheduler without an update" in text_of(audits["skipped by hand"], "ahead_of_updates")
-    assert "20 steps of the scheduler without an update" in text_of(audits["skipped at the end"], "ahead_of_updates")
 
 
 @pytest.mark.parametrize(
     "name",
-    ["per process", "forwarded after a load", "step(0) before", "one after the other", "chained"],
+    ["forwarded after a load", "step(0) before", "one after the other", "chained"],
 )
 def test_a_scheduler_at_its_update_is_not_ahead(audits, name):
     assert not names_of(audits[name], len(audits[name].sections) - 1) - {"warmup_scaled"}

@@ -30,6 +30,8 @@ def audits(tmp_path_factory):
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_diagnosis_tells_the_wrong_program_from_the_right_one(audits, name):
     wrong, right = audits[f"{name}-0"], audits[f"{name}-1"]
+    if name in ("rose_after_end", "still_warming_up", "discarded", "jumped by a load", "clipped_early"):
+        assert not names_of(right)
     name = name.removesuffix(" by a load")
     assert any(name in names_of(wrong, index) for index in range(len(wrong.sections)))
     assert not any(name in names_of(right, index) for index in range(len(right.sections)))
@@ -37,16 +39,9 @@ def test_a_diagnosis_tells_the_wrong_program_from_the_right_one(audits, name):
         assert len(lines_of(audit)) <= 9
 
 
-@pytest.mark.parametrize("right", ["rose_after_end", "still_warming_up", "discarded", "jumped by a load", "clipped_early"])
-def test_a_right_program_has_no_findings(audits, right):
-    assert not names_of(audits[f"{right}-1"])
-
-
 # Correct programs whose learning rates or backward passes look unusual, and how many backward passes an update has.
 RIGHT = {
     "a single epoch": "o = adam(); s = StepLR(o, 1); train(o, 20); s.step()",
-    "a restart at the end": "o = adam(); s = CosineAnnealingWarmRestarts(o, 10)\nfor _ in range(11): train(o, 4); s.step()",
-    "a square": "o = adam(1e-4); s = PolynomialLR(o, 100, 2); train(o, 100, step=s.step)",
     "a warm-up and a square": """
         o = adam(); s = SequentialLR(o, [LinearLR(o, 0.1, total_iters=10), PolynomialLR(o, 100, 2)], [10])
         train(o, 110, step=s.step)
@@ -57,16 +52,11 @@ RIGHT = {
         o = adam(); s = StepLR(o, 10, 0.1); o.load_state_dict(states[0]); s.load_state_dict(states[1])
         train(o, 20, step=s.step)
     """,
-    "a new state loaded before a warm-up": """
-        o = adam(); s = LambdaLR(o, lambda n: 0.1 if n == 0 else min(0.5 + n / 40, 1)); o.load_state_dict(o.state_dict())
-        train(o, step=s.step)
-    """,
     "two models clipped": """
         def clip():
             for weight in model.parameters(): torch.nn.utils.clip_grad_norm_([weight], 1e4)
         train(adam(), accumulation=2, before_step=clip)
     """,
-    "one cycle": "o = adam(); s = OneCycleLR(o, 1e-2, total_steps=40); train(o, step=s.step)",
     "adversarial": """
         d, g = torch.nn.Linear(4, 1), adam()
         o = torch.optim.Adam(d.parameters(), 1e-3)
@@ -107,6 +97,7 @@ train(o, step=s.step)
 
 
 def test_a_scheduler_for_updates_that_is_stepped_by_epoch_is_to_be_stepped_more_often(audits):
+    assert "once in 10 updates" in audits["rarely_stepped-0"].sections[0].findings[0].text
     assert "Remedy: step the scheduler after every optimizer.step()" in audits["by epoch"].sections[0].findings[0].text
 
 
@@ -144,10 +135,6 @@ def test_compiled_steps_are_found_by_the_weights(tmp_path):
     audit = audit_of(COMPILED, tmp_path)
     assert "unseen_steps" in names_of(audit)
     np.testing.assert_allclose(audit.sections[0].optimizer.lead, [1e-3 * (1 - n / 40) for n in range(8)], rtol=1e-9)
-
-
-def test_a_scheduler_by_epoch_is_told_with_its_epochs(audits):
-    assert "once in 10 updates" in audits["rarely_stepped-0"].sections[0].findings[0].text
 
 
 def test_one_cause_is_told_once(audits):

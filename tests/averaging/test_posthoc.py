@@ -101,14 +101,6 @@ def run_average(values, width, start=0, every=1):
     return np.array(along)
 
 
-def test_the_decays_of_a_run_give_the_profile():
-    """The weight of update n of N is (n/N)^(gamma + 1) - ((n-1)/N)^(gamma + 1)."""
-    num, width = 1000, 0.1
-    values = np.random.default_rng(0).normal(size=num)
-    edges = (np.arange(num + 1) / num) ** (gamma_of_width(width) + 1)
-    assert run_average(values, width)[-1] == pytest.approx(np.diff(edges) @ values, rel=1e-12)
-
-
 @cases(("start", "every"), [(0, 1), (400, 1), (0, 7)])
 def test_a_combination_is_close_to_the_average_that_was_run(start, every):
     """On a random walk, whose spread is 1, as the reference has it for 8 snapshots."""

@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from diffusers_lrlab.cli.main import COMMANDS, main
-from diffusers_lrlab.cli.tools import SHELLS
+from diffusers_lrlab.cli.main import COMMANDS, SHELLS, main
 
 TYPED = {
     "lrlab tr": {"train"},

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 import diffusers_lrlab
-from diffusers_lrlab.cli import output
+from diffusers_lrlab import cli
+from diffusers_lrlab.cli import announce_loading
 from diffusers_lrlab.cli.main import _parser
-from diffusers_lrlab.cli.output import announce_loading
 from diffusers_lrlab.core.errors import DiskFull, Interrupted, LabError, continued_by, system_errors_explained
 from diffusers_lrlab.core.files import full_disk_explained
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.launch import make_parser as parser_of_launcher
 from diffusers_lrlab.run.averages import no_snapshots
-from diffusers_lrlab.study.runs.progress import stops_explained
+from diffusers_lrlab.study.runs.context import stops_explained
 from diffusers_lrlab.training.arguments import make_parser
 
 
@@ -88,8 +88,8 @@ def test_the_outermost_command_says_how_it_is_continued(tmp_path):
 
 @pytest.mark.parametrize(("on_terminal", "rank", "expected"), [(True, 0, True), (True, 1, False), (False, 0, False)])
 def test_a_terminal_is_told_that_libraries_are_loaded(monkeypatch, capsys, on_terminal, rank, expected):
-    monkeypatch.setattr(output, "is_watched", lambda: on_terminal)
-    monkeypatch.setattr(output.sys, "modules", {})
+    monkeypatch.setattr(cli, "is_watched", lambda: on_terminal)
+    monkeypatch.setattr(cli.sys, "modules", {})
     monkeypatch.setenv("RANK", str(rank))
     announce_loading()
     assert capsys.readouterr().err == "Loading libraries ...\n" * expected

@@ -20,10 +20,8 @@ TORCHRUN = {"TORCHELASTIC_RUN_ID": "none"}
 THREADS = {
     "nobody says": ({}, {}, 1, 8),
     "cores are shared": ({}, {}, 4, 2),
-    "more processes than cores": ({}, {}, 16, 1),
     "asked for": ({"OMP_NUM_THREADS": "3"}, {}, 4, 3),
     "nested": ({"OMP_NUM_THREADS": "2,1"}, {}, 1, 2),
-    "nonsense": ({"OMP_NUM_THREADS": "many"}, {}, 1, 8),
     "none": ({"OMP_NUM_THREADS": "0"}, {}, 1, 8),
     "a launcher's own": ({"OMP_NUM_THREADS": "1", **LAUNCHED}, {}, 1, 8),
     "asked of a launcher": ({"OMP_NUM_THREADS": "1", **LAUNCHED}, {"OMP_NUM_THREADS": "1"}, 1, 1),

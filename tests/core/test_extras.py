@@ -12,8 +12,8 @@ import torch
 
 from diffusers_lrlab import get_optimizer, get_scheduler
 from diffusers_lrlab.cli.main import COMMANDS
-from diffusers_lrlab.core import extras
-from diffusers_lrlab.core.extras import EXTRAS, ON_PYPI, MissingExtra, require_extra
+from diffusers_lrlab.core import environment
+from diffusers_lrlab.core.environment import EXTRAS, ON_PYPI, MissingExtra, require_extra
 from diffusers_lrlab.schedules import feedback
 
 ROOT = Path(__file__).parents[2]
@@ -111,8 +111,8 @@ OLD = {"torch": "2.6.0+cu124", "diffusers": "0.32.1", "accelerate": "1.6.0"}
 
 @pytest.fixture
 def environment_of_sd_scripts(monkeypatch):
-    monkeypatch.setattr(extras, "version_of", lambda name: OLD.get(name, "99"))
-    monkeypatch.setattr(extras, "_is_installed", lambda package: True)
+    monkeypatch.setattr(environment, "version_of", lambda name: OLD.get(name, "99"))
+    monkeypatch.setattr(environment, "_is_installed", lambda package: True)
 
 
 def test_training_names_the_versions_that_are_too_old(environment_of_sd_scripts):
@@ -127,7 +127,7 @@ def test_training_names_the_versions_that_are_too_old(environment_of_sd_scripts)
 
 
 def test_training_names_what_is_missing_beside_what_is_too_old(environment_of_sd_scripts, monkeypatch):
-    monkeypatch.setattr(extras, "_is_installed", lambda package: package not in ("datasets", "sklearn"))
+    monkeypatch.setattr(environment, "_is_installed", lambda package: package not in ("datasets", "sklearn"))
     with pytest.raises(MissingExtra, match=r"^Training needs datasets, sklearn, not installed here, accelerate 1\.10 or"):
         require_extra("train", "Training")
 
@@ -147,7 +147,7 @@ def test_plots_do_not_ask_for_the_versions_of_training(environment_of_sd_scripts
 )
 def test_what_an_older_library_lacks_says_which_version_has_it(make, needs, monkeypatch):
     monkeypatch.setattr(feedback, "_greedy_class", feedback._greedy_class.__wrapped__)  # which an earlier test may have made
-    monkeypatch.setattr(extras, "version_of", {"torch": "2.6.0", "transformers": "4.49.0"}.get)
+    monkeypatch.setattr(environment, "version_of", {"torch": "2.6.0", "transformers": "4.49.0"}.get)
     with pytest.raises(MissingExtra, match=re.escape(needs)) as refused:
         make()
     package = needs.split()[2]

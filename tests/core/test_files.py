@@ -27,7 +27,7 @@ from diffusers_lrlab.core.files import (
     write_text,
 )
 from diffusers_lrlab.core.manifest import MANIFEST, find_damage, write_manifest
-from diffusers_lrlab.core.random_states import random_states, restore_random_states
+from diffusers_lrlab.core.streams import random_states, restore_random_states
 
 
 def test_the_second_is_refused(tmp_path):

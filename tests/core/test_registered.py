@@ -8,11 +8,10 @@ import pytest
 import torch
 
 import diffusers_lrlab as lab
+from diffusers_lrlab.cli.show import as_text
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.core.listing import as_text
 from diffusers_lrlab.core.registry import Parameter, restored
-from diffusers_lrlab.evaluation.evaluate import compare_samples, evaluate
-from diffusers_lrlab.evaluation.metrics import METRICS, metric_label
+from diffusers_lrlab.evaluation.metrics import METRICS, compare_samples, evaluate, metric_label
 from diffusers_lrlab.evaluation.registry import Metric
 from diffusers_lrlab.objective.noise import NOISES
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS

@@ -1,5 +1,6 @@
 """Which images an update sees, whatever the processes, micro-batches, workers, memory and interruptions."""
 
+import dataclasses
 import random
 
 import datasets
@@ -17,8 +18,8 @@ from diffusers_lrlab.core.streams import block_randn, noise_block_images, stream
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.batches import RowOrder, iterate_batches, num_workers
 from diffusers_lrlab.data.images import ImageTransform
-from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.data.loading import TrainingData
+from diffusers_lrlab.data.options import BatchLayout
 
 # (processes, accumulation, micro-batch) that all make a global batch of 8
 LAYOUTS = [(1, 1, 8), (1, 2, 4), (1, 4, 2), (2, 1, 4), (2, 2, 2), (4, 2, 1), (8, 1, 1)]
@@ -116,8 +117,11 @@ def test_a_resumed_run_sees_the_same_batches(make_data, start):
     assert batch_levels(make_data(), layout, range(start, 9)) == whole[start:]
 
 
-def test_data_in_memory_have_no_workers():
-    assert num_workers(in_memory(), 2, 10**9) == 0
+def test_many_images_that_are_not_in_memory_are_decoded_by_the_free_cores(monkeypatch):
+    monkeypatch.setattr("diffusers_lrlab.data.batches.available_cores", lambda: 8)
+    on_disk = dataclasses.replace(in_memory(), in_memory=None)
+    assert [num_workers(on_disk, None, num_seen) for num_seen in (4999, 5000)] == [0, 7]
+    assert [num_workers(data, 2, 10**9) for data in (on_disk, in_memory())] == [2, 0]
 
 
 # --- memory, files and workers ---------------------------------------------------------------------------------------

@@ -9,17 +9,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.data.drawn_images import FACTORS, FAMILIES, RANGES, SHAPES, Factors, draw_factors, render_shapes
-from diffusers_lrlab.data.image_sets import IMAGE_DATASETS, load_image_dataset
+from diffusers_lrlab.data.image_sets import (
+    FACTORS,
+    IMAGE_DATASETS,
+    RANGES,
+    SHAPES,
+    Factors,
+    draw_factors,
+    load_image_dataset,
+    render_shapes,
+)
 
-MADE = [name for name, entry in IMAGE_DATASETS.items() if "made" in entry.traits]
-SIZES = {"digits": (1797, 8, "L"), "mnist": (5000, 28, "L"), "shapes": (12, 16, "RGB"), "glyphs": (12, 16, "L")}
+SIZES = {"digits": (1797, 8, "L"), "mnist": (5000, 28, "L"), "shapes": (12, 16, "RGB")}
 
 
 @pytest.mark.parametrize("name", IMAGE_DATASETS)
 def test_images_and_labels(name):
     num, side, mode = SIZES[name]
-    dataset = load_image_dataset(name, n=12 if name in MADE else None)
+    dataset = load_image_dataset(name, n=12 if name == "shapes" else None)
     assert len(dataset) == num
     assert (dataset[0]["image"].size, dataset[0]["image"].mode) == ((side, side), mode)
     entry = IMAGE_DATASETS[name]
@@ -28,15 +35,14 @@ def test_images_and_labels(name):
     assert entry.facts["defaults"]["image_channels"] == len(mode)
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_what_is_made_follows_from_the_seed(name):
-    few, more = (load_image_dataset(name, n=n)[:8]["image"] for n in (8, 20))
-    same = [np.array_equal(a, b) for a, b in zip(few, more, strict=True)]
-    assert all(same)
+def test_what_is_made_follows_from_the_seed():
+    def images(**how):
+        return np.stack([np.asarray(image) for image in load_image_dataset("shapes", **how)[:8]["image"]])
+
+    few = images(n=8)
+    assert np.array_equal(few, images(n=20))
     for other in ({"seed": 43}, {"split": "test"}):
-        assert not any(
-            np.array_equal(a, b) for a, b in zip(few, load_image_dataset(name, n=8, **other)["image"], strict=True)
-        )
+        assert (few != images(n=8, **other)).any(axis=(1, 2, 3)).all()
 
 
 def test_classes_of_mnist_are_whole():
@@ -45,21 +51,7 @@ def test_classes_of_mnist_are_whole():
     assert len({*load_image_dataset("mnist", n=200)["label"]}) == 10  # the file is sorted by digit
 
 
-def test_no_family_of_fonts_is_in_both_splits():
-    splits = [{file for files in families.values() for file in files} for families in FAMILIES.values()]
-    assert not splits[0] & splits[1]
-    fonts = {split: {*load_image_dataset("glyphs", n=300, split=split)["font"]} for split in ("train", "test")}
-    assert [fonts["train"], fonts["test"]] == splits
-
-
-def test_letters_differ_between_fonts_and_are_within_the_image():
-    images = np.stack([np.asarray(image) for image in load_image_dataset("glyphs", n=200, resolution=32)["image"]])
-    assert len({image.tobytes() for image in images}) == 200
-    edges = np.concatenate([images[:, [0, -1]].reshape(200, -1), images[:, :, [0, -1]].reshape(200, -1)], axis=1)
-    assert (edges == 255).mean() > 0.99
-
-
-@pytest.mark.parametrize("resolution", [16, 64, 128, 256])
+@pytest.mark.parametrize("resolution", [16, 256])
 def test_edges_are_antialiased(resolution):
     coverage = 255 - render_shapes(draw_factors(6, seed=2), resolution).min(-1)
     assert ((coverage > 0) & (coverage < 255)).sum((1, 2)).min() > 10
@@ -101,7 +93,7 @@ def test_factors_are_uniform_and_independent():
     ("words", "message"),
     [
         ({"name": "shapes", "resolution": 8}, r"resolution.*\[16, 256\].*got 8"),
-        ({"name": "glyphs", "resolution": 300}, r"resolution.*\[16, 256\].*got 300.*train_data_dir"),
+        ({"name": "shapes", "resolution": 300}, r"resolution.*\[16, 256\].*got 300.*train_data_dir"),
         ({"name": "shapes", "n": 0}, "n.*got 0"),
         ({"name": "mnist", "n": 5001}, "n.*got 5001"),
         ({"name": "digits", "split": "test"}, "split.*'train'"),

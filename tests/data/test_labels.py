@@ -10,7 +10,7 @@ from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.batches import iterate_batches
 from diffusers_lrlab.data.labels import Classes, describe_classes
-from diffusers_lrlab.data.layout import BatchLayout
+from diffusers_lrlab.data.options import BatchLayout
 
 NUM_ROWS, CORRUPT = 24, (3, 4, 17)
 WHOLE = datasets.Value("int64")
@@ -57,7 +57,7 @@ def load(folder, column="label", **options):
 
 
 def batches_of(data, layout=None, updates=range(6), num_workers=0):
-    return list(iterate_batches(data, layout or BatchLayout(8), 0, updates, num_workers, skip_corrupt=True))
+    return list(iterate_batches(data, layout or BatchLayout(8), 0, updates, num_workers))
 
 
 def labels_in(batches):

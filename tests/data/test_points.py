@@ -11,7 +11,7 @@ from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.batches import iterate_batches
-from diffusers_lrlab.data.layout import BatchLayout
+from diffusers_lrlab.data.options import BatchLayout
 from diffusers_lrlab.data.points import PointTransform, read_points
 from diffusers_lrlab.data.sources import has_points
 from diffusers_lrlab.data.toy2d import toy_points
@@ -83,9 +83,9 @@ def by_row(points):
     return points[np.argsort(points[:, 0], kind="stable")]
 
 
-def one_epoch(data, **options):
+def one_epoch(data):
     """All training points, by reading batches of one."""
-    return by_row(joined(iterate_batches(data, BatchLayout(1), 0, range(len(data.train)), **options)))
+    return by_row(joined(iterate_batches(data, BatchLayout(1), 0, range(len(data.train)))))
 
 
 # --- what is read ----------------------------------------------------------------------------------------------------
@@ -96,10 +96,7 @@ def one_epoch(data, **options):
 def test_forms_of_data_sets_that_are_read(tmp_path, form, limit):
     rows = numbers()
     data = load(write(tmp_path / "set", as_dataset(rows)), in_memory_limit_mb=limit)
-    assert data.name == str(tmp_path / "set")
-    assert data.column == "p"
-    assert data.image_shape == (2,)
-    assert data.num_images == 20
+    assert (data.name, data.column, data.image_shape, data.num_images) == (str(tmp_path / "set"), "p", (2,), 20)
     assert (data.in_memory is None) == (limit == 0)
     np.testing.assert_array_equal(one_epoch(data), rows)
     np.testing.assert_array_equal(by_row(data.all_in_memory().data), rows)
@@ -114,26 +111,23 @@ def test_numbers_of_every_kind_and_dimension_arrive_as_they_are(tmp_path, dimens
     folder = write(tmp_path / "set", as_dataset(rows, dtype, dimension if fixed else -1, label=list(range(10))))
     for options in ({}, LAZY):
         data = load(folder, num_validation_images=2, **options)
-        assert data.image_shape == (dimension,)
-        assert data.held_out.data.dtype == torch.float32
         points = np.concatenate([data.held_out.data, one_epoch(data)])
-        assert points.dtype == np.float32
+        assert (data.image_shape, points.dtype) == ((dimension,), np.float32)
         np.testing.assert_array_equal(by_row(points), rows)
 
 
-@cases(("dtype", "value"), [("int64", 2**60 + 1), ("int64", -(2**63)), ("uint64", 2**64 - 1)])
 @cases("options", [{}, LAZY, STREAM], ids=["memory", "lazy", "stream"])
-def test_large_whole_numbers_are_read_in_every_way(tmp_path, dtype, value, options):
-    data = load(write(tmp_path / "set", as_dataset(np.array([[1, value]] * 5, dtype), dtype)), **options)
-    points = joined(iterate_batches(data, BatchLayout(1), 0, range(5)))
-    np.testing.assert_array_equal(points, np.array([[1, value]] * 5, dtype).astype(np.float32))
+def test_large_whole_numbers_are_read_in_every_way(tmp_path, options):
+    rows = np.array([[1, 2**60 + 1], [-(2**63), 3]] * 3)
+    data = load(write(tmp_path / "set", as_dataset(rows, "int64")), **options)
+    points = joined(iterate_batches(data, BatchLayout(1), 0, range(6)))
+    np.testing.assert_array_equal(by_row(points), by_row(rows.astype(np.float32)))
 
 
-def test_rows_that_were_selected_or_shuffled_before_are_read_in_place(tmp_path):
+def test_rows_that_were_selected_or_shuffled_before_are_read_in_place():
     """An indices mapping, and arrow arrays with offsets."""
-    dataset = as_dataset(numbers(30), length=2).select([7, 3, 29, 0, 11, 12, 13])
-    points = read_points(dataset, "p")
-    np.testing.assert_array_equal(points, numbers(30)[[7, 3, 29, 0, 11, 12, 13]])
+    rows = [7, 3, 29, 0, 11, 12, 13]
+    np.testing.assert_array_equal(read_points(as_dataset(numbers(30), length=2).select(rows), "p"), numbers(30)[rows])
     for length in (2, -1):
         points = read_points(as_dataset(numbers(30), length=length).select(range(5, 9)), "p")
         np.testing.assert_array_equal(points, numbers(30)[5:9])
@@ -142,49 +136,39 @@ def test_rows_that_were_selected_or_shuffled_before_are_read_in_place(tmp_path):
 
 
 def test_large_lists_are_lists(tmp_path):
-    folder = tmp_path / "set"
-    folder.mkdir()
+    (tmp_path / "set").mkdir()
     column = pa.array(numbers().tolist(), pa.large_list(pa.float64()))
-    pq.write_table(pa.table({"p": column}), folder / "train.parquet")
-    assert settle(folder)
-    np.testing.assert_array_equal(one_epoch(load(folder)), numbers())
+    pq.write_table(pa.table({"p": column}), tmp_path / "set" / "train.parquet")
+    assert settle(tmp_path / "set")
+    np.testing.assert_array_equal(one_epoch(load(tmp_path / "set")), numbers())
 
 
-@pytest.mark.parametrize("options", [{}, LAZY, STREAM], ids=["memory", "lazy", "stream"])
+@cases("options", [{}, LAZY, STREAM], ids=["memory", "lazy", "stream"])
 def test_an_exported_toy_set_is_a_set_of_points_like_others(tmp_path, options):
     folder = tmp_path / "exported"
     export_toy_dataset("dino", folder, n=60, n_test=30)
     assert settle(folder)
-    data = load(folder, **options)
-    points = joined(iterate_batches(data, BatchLayout(1), 0, range(60)))
+    points = joined(iterate_batches(load(folder, **options), BatchLayout(1), 0, range(60)))
     np.testing.assert_array_equal(by_row(points), by_row(toy_points("dino", 60)))
     data = load(folder, dataset_split="test")
     np.testing.assert_array_equal(by_row(data.in_memory.data), by_row(toy_points("dino", 30, split="test")))
 
 
-@cases("name", ["line", "dino"])
-def test_toy_sets_are_split_into_two_draws(name):
-    data = load_data(resolve_config(TrainingConfig(dataset_name=name, num_validation_images=77)))
-    assert data.in_memory.data.shape == (100_000, 2)
-    assert data.num_images == 100_000
-    np.testing.assert_array_equal(data.held_out.data, toy_points(name, 77, split="test"))
-    assert name in data.fingerprint
-    assert (data.name, data.column, data.image_shape) == (name, "x", (2,))
-
-
-def test_toy_sets_do_not_follow_the_seed_of_a_run_nor_the_number_held_out():
-    first = load_data(resolve_config(TrainingConfig(dataset_name="line")))
-    other = load_data(resolve_config(TrainingConfig(dataset_name="line", seed=7, num_validation_images=0)))
-    assert first.held_out.data.shape == (10_000, 2)
-    assert other.held_out.data.shape == (0, 2)
-    assert torch.equal(first.in_memory.data, other.in_memory.data)
+def test_toy_sets_are_split_into_two_draws_that_do_not_follow_the_seed_of_a_run():
+    data = load_data(resolve_config(TrainingConfig(dataset_name="line", num_validation_images=77, seed=7)))
+    assert (data.name, data.column, data.image_shape, data.fingerprint) == ("line", "x", (2,), "toy2d-line")
+    np.testing.assert_array_equal(data.in_memory.data, toy_points("line", 100_000))
+    np.testing.assert_array_equal(data.held_out.data, toy_points("line", 77, split="test"))
+    usual = load_data(resolve_config(TrainingConfig(dataset_name="line")))
+    assert torch.equal(usual.in_memory.data, data.in_memory.data)
+    assert len(usual.held_out) == 10_000
 
 
 # --- split -----------------------------------------------------------------------------------------------------------
 
 
 @cases("options", [{}, LAZY], ids=["memory", "lazy"])
-@cases(("asked", "held_out"), [(0, 0), (1, 1), (4, 4), (10_000, 4), (None, 4)])
+@cases(("asked", "held_out"), [(0, 0), (1, 1), (None, 4)])
 def test_at_most_a_fifth_is_held_out_and_the_parts_are_the_whole(tmp_path, asked, held_out, options):
     data = load(write(tmp_path / "set", as_dataset(numbers())), num_validation_images=asked, **options)
     assert data.held_out.data.shape == (held_out, 2)
@@ -238,7 +222,7 @@ def test_a_stream_holds_out_some_points_and_trains_on_the_rest(tmp_path, form):
     assert not torch.equal(*epochs)
 
 
-@cases("bad", [[1.0], [1.0, 2.0, 3.0], [], None, [1.0, None], [1.0, np.nan], [-np.inf, 1.0], [1e300, 0.0]], ids=repr)
+@cases("bad", [[1.0], [], None, [1.0, None], [1.0, np.nan], [1e300, 0.0]], ids=repr)
 @cases("held_out", [0, 1])
 def test_a_bad_row_of_a_stream_is_an_error_that_names_the_column_and_shows_it(tmp_path, bad, held_out):
     rows = [*numbers(2).tolist(), bad, [5.0, 6.0], [7.0, 8.0]]  # the third is what is held out of five
@@ -248,13 +232,13 @@ def test_a_bad_row_of_a_stream_is_an_error_that_names_the_column_and_shows_it(tm
     assert str(bad) in str(error.value)
 
 
+@cases("options", [{}, STREAM], ids=["memory", "stream"])
 @cases("first", [[], None], ids=repr)
-@cases("others", [[1.0, 2.0], []], ids=repr)
-def test_a_stream_whose_first_row_is_no_point_is_refused_at_once(tmp_path, first, others):
+def test_a_first_row_that_is_no_point_is_named(tmp_path, first, options):
     """It would say how many numbers a point has: none."""
-    folder = write(tmp_path / "set", as_dataset([first, *[others] * 9], "float64"))
-    with pytest.raises(LabError, match=r"p=.* of row 0: must be"):
-        load(folder, **STREAM)
+    folder = write(tmp_path / "set", as_dataset([first, [1.0, 2.0], [3.0, 4.0]], "float64"))
+    with pytest.raises(LabError, match=r"p=.* of row 0: must be a list of one number or more"):
+        load(folder, **options)
 
 
 # --- which column ----------------------------------------------------------------------------------------------------
@@ -299,19 +283,19 @@ def test_images_go_before_numbers(tmp_path):
     np.testing.assert_array_equal(one_epoch(load(folder, data_kind="points")), numbers(5))
 
 
-@cases("form", ["parquet", "csv"])
-def test_columns_of_scalars_and_strings_are_not_points(tmp_path, form):
-    folder = table(tmp_path / "set", form, x=[0.5] * 20, y=[1.5] * 20, text=["[1, 2]"] * 20)
+@cases("cell", [0.5, "[1, 2]", ["a"], [True, False], [[1.0, 2.0], [3.0, 4.0]], [{"a": 1.0}]], ids=repr)
+@cases("options", [{}, STREAM], ids=["whole", "stream"])
+def test_columns_of_something_else_are_not_points_and_are_listed(tmp_path, cell, options):
+    folder = table(tmp_path / "set", q=[cell] * 5, label=[1] * 5)
     assert not settle(folder)
-
-
-@cases("cell", [[["a"]], [[True, False]], [[[1.0, 2.0], [3.0, 4.0]]], [[{"a": 1.0}]]], ids=repr)
-def test_lists_of_something_else_are_not_points(tmp_path, cell):
-    assert not settle(table(tmp_path / "set", q=cell * 20))
+    with pytest.raises(LabError, match=r"no column of points .*Columns: q \(.*label \(int64\)"):
+        load(folder, **options)
 
 
 def test_a_folder_of_images_is_one_of_images(tmp_path):
     assert not settle(image_folder(tmp_path / "images"))
+    with pytest.raises(LabError, match=r"no column of points.*image"):
+        load(tmp_path / "images")
     (tmp_path / "images" / "metadata.csv").write_text("file_name,text\n")
     assert not settle(tmp_path / "images")
 
@@ -321,13 +305,9 @@ def test_a_folder_of_images_is_one_of_images(tmp_path):
 BAD_ROWS = [
     ([1.0], r"p=\[1.0\] of row 3: must be a list of 2 numbers, as in row 0"),
     ([1.0, 2.0, 3.0], r"p=\[1.0, 2.0, 3.0\] of row 3: must be a list of 2 numbers"),
-    ([], r"p=\[\] of row 3: must be a list of 2 numbers"),
     (None, r"p=None of row 3: must be a list of 2 numbers"),
     ([1.0, None], r"p=\[1.0, None\] of row 3: must be .*finite"),
     ([np.nan, 1.0], r"p=\[nan, 1.0\] of row 3: must be .*finite"),
-    ([1.0, np.inf], r"p=\[1.0, inf\] of row 3: must be .*finite"),
-    ([-np.inf, 1.0], r"p=\[-inf, 1.0\] of row 3: must be .*finite"),
-    ([1e300, 0.0], r"p=\[1e\+300, 0.0\] of row 3: must be .*float32"),
     ([0.0, -3.5e38], r"p=\[0.0, -3.5e\+38\] of row 3: must be .*float32"),
 ]
 
@@ -342,44 +322,12 @@ def test_the_first_bad_row_is_named(tmp_path, bad, text):
             load(folder, num_validation_images=2, **LAZY)
 
 
-@pytest.mark.parametrize("first", [[], None], ids=repr)
-def test_a_first_row_that_is_no_point_is_named(tmp_path, first):
-    with pytest.raises(LabError, match=r"p=.* of row 0: must be a list of one number or more"):
-        load(write(tmp_path / "set", as_dataset([first, [1.0, 2.0], [3.0, 4.0]], "float64")))
-
-
-@cases("options", [{}, STREAM], ids=["whole", "stream"])
-@cases(
-    ("cell", "kind"),
-    [(["a", "b"], "q"), ([[1.0, 2.0], [3.0, 4.0]], "q"), ([True, False], "q"), (0.5, "float64"), ("[1, 2]", "string")],
-    ids=repr,
-)
-def test_columns_that_are_not_of_points_are_named_with_the_others(tmp_path, cell, kind, options):
-    folder = table(tmp_path / "set", q=[cell] * 5, label=[1] * 5)
-    with pytest.raises(LabError, match=r"no column of points .*Columns: q \(.*label \(int64\)") as error:
-        load(folder, **options)
-    assert kind in str(error.value)
-
-
-@pytest.mark.parametrize("form", ["parquet", "save_to_disk"])
-def test_no_rows_are_no_points(tmp_path, form):
-    """`datasets` itself does not read such folders."""
-    with pytest.raises(LabError, match=r"Cannot load the dataset '.*set'|'p' has no rows"):
-        load(write(tmp_path / "set", as_dataset([]), form))
-    with pytest.raises(LabError, match="'p' has no rows"):
-        read_points(as_dataset([]), "p")
+def test_no_rows_are_no_points():
     with pytest.raises(LabError, match="'p' has no rows"):
         read_points(as_dataset(numbers(), length=2).select([]), "p")
 
 
-def test_other_columns_are_not_points(tmp_path):
-    with pytest.raises(LabError, match=r"no column of points.*p \(\w*string\)"):
-        load(table(tmp_path / "set", "csv", p=numbers().tolist()))
-    with pytest.raises(LabError, match=r"no column of points.*image"):
-        load(image_folder(tmp_path / "images"))
-
-
-@cases("cell", [None, [1.0], ["1", "2"], [[1.0, 2.0]], "ab", [1.0, 1e39]], ids=repr)
+@cases("cell", [None, ["1", "2"], [[1.0, 2.0]], [1.0, 1e39]], ids=repr)
 def test_a_cell_that_is_no_point_is_shown(cell):
     with pytest.raises(LabError, match="column=.*2 finite numbers") as error:
         PointTransform(2, "column").read(cell)

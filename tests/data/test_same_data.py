@@ -11,7 +11,7 @@ from helpers import load, stacked, write_tar
 from PIL import Image
 
 from diffusers_lrlab.data.batches import iterate_batches
-from diffusers_lrlab.data.layout import BatchLayout
+from diffusers_lrlab.data.options import BatchLayout
 
 NUM_IMAGES, BATCH, UPDATES = 26, 8, range(2, 6)  # into the second epoch
 

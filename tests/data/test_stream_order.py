@@ -18,8 +18,8 @@ from diffusers_lrlab.data import streams
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.batches import iterate_batches
 from diffusers_lrlab.data.labels import Example
-from diffusers_lrlab.data.layout import BatchLayout
 from diffusers_lrlab.data.loading import TrainingData
+from diffusers_lrlab.data.options import BatchLayout
 from diffusers_lrlab.data.points import PointTransform
 from diffusers_lrlab.data.streams import MOST_LANES, ShardedStream, StreamOrder, choose_held_out
 

@@ -17,7 +17,7 @@ from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.batches import iterate_batches
-from diffusers_lrlab.data.layout import BatchLayout
+from diffusers_lrlab.data.options import BatchLayout
 from diffusers_lrlab.data.shards import ParquetShards, SequentialShards
 
 STREAM = {"streaming": True, "max_train_steps": 1}

@@ -46,22 +46,18 @@ DINO = np.loadtxt(str(files("data_morph") / "data" / "starter_shapes" / "dino.cs
 def test_the_sets_of_the_study_and_the_classics_are_there():
     assert {"circle", "dino", "line", "moons"} <= set(SETS)
     assert {"swiss_roll", "checkerboard", "spirals", "eight_gaussians", "rings"} <= set(SETS)
-    assert list_toy_datasets() == SETS
-    assert diffusers_lrlab.list_toy_datasets() == SETS
-    assert diffusers_lrlab.load_toy_dataset is load_toy_dataset
+    assert diffusers_lrlab.list_toy_datasets() == list_toy_datasets() == SETS
 
 
 @cases("name", SETS)
-def test_points_are_finite_float32_near_the_origin_and_of_its_scale(name):
+def test_points_are_finite_float32_near_the_origin_and_shuffled(name):
     points = toy_points(name, 20_000)
-    assert points.shape == (20_000, 2)
-    assert points.dtype == np.float32
-    assert np.isfinite(points).all()
-    assert toy_points(name, 1).shape == (1, 2)
+    assert (points.shape, points.dtype) == ((20_000, 2), np.float32)
     assert np.abs(points).max() <= 6
     assert np.abs(points.mean(axis=0)).max() < 1.5
     assert (points.std(axis=0) > 0.5).all()
-    assert (points.std(axis=0) < 4).all()
+    for axis in (0, 1):  # the first points are a draw from the whole, not from a part
+        assert stats.ks_2samp(points[:1000, axis], points[1000:4000, axis]).pvalue > P_THRESHOLD
 
 
 @cases("name", SETS)
@@ -77,40 +73,25 @@ def test_a_draw_follows_from_its_arguments_and_the_global_generator_is_left_alon
 @cases("name", SETS)
 def test_no_point_is_in_two_draws(name):
     """Other splits, and other seeds, also those that are near or negative or beyond 64 bits."""
-    draws = [toy_points(name, 2000, seed, split) for seed in (42, 43, 0, -1, 2**70) for split in ("train", "test")]
-    for draw in draws:
-        assert len(np.unique(draw, axis=0)) > 1990
-    together = np.concatenate([np.unique(draw, axis=0) for draw in draws])
-    shared = len(together) - len(np.unique(together, axis=0))
-    assert shared <= 2  # float32 has that many numbers only
+    draws = [toy_points(name, 2000, seed, split) for seed in (42, 43, -1, 2**70) for split in ("train", "test")]
+    together = [np.unique(draw, axis=0) for draw in draws]
+    assert min(map(len, together)) > 1990
+    assert sum(map(len, together)) - len(np.unique(np.concatenate(together), axis=0)) <= 2  # float32 has not more numbers
 
 
 def test_every_set_draws_other_numbers():
     """Uniform numbers of one stream would tie the sets together."""
     line, board = toy_points("line", 4000), toy_points("checkerboard", 4000)
-    for first in (line[:, 0], line[:, 1]):
-        for second in (board[:, 0] % 2, board[:, 1] % 2):
+    for first in line.T:
+        for second in board.T % 2:
             assert abs(np.corrcoef(first, second)[0, 1]) < 0.08
 
 
-@cases("name", SETS)
-def test_a_set_of_a_thousand_points_is_shuffled(name):
-    """Whoever takes the first points takes a draw from the whole, not from a part."""
-    points = toy_points(name, 4000)
-    for axis in (0, 1):
-        assert stats.ks_2samp(points[:1000, axis], points[1000:, axis]).pvalue > P_THRESHOLD
-
-
-# --- data sets -------------------------------------------------------------------------------------------------------
-
-
-@cases(("name", "split"), [("line", "train"), ("dino", "test"), ("moons", "test")])
-def test_a_data_set_has_one_column_of_two_float32(name, split):
-    dataset = load_toy_dataset(name, 50, seed=1, split=split)
+def test_a_data_set_has_one_column_of_two_float32():
+    dataset = load_toy_dataset("dino", 50, seed=1, split="test")
     assert dataset.features == datasets.Features({"x": datasets.List(datasets.Value("float32"), length=2)})
-    assert dataset.with_format("numpy")["x"][:].dtype == np.float32
-    np.testing.assert_array_equal(dataset.with_format("numpy")["x"][:], toy_points(name, 50, 1, split))
-    np.testing.assert_array_equal(np.array(dataset[7]["x"], np.float32), toy_points(name, 50, 1, split)[7])
+    assert column(dataset).dtype == np.float32
+    np.testing.assert_array_equal(column(dataset), toy_points("dino", 50, 1, "test"))
 
 
 @pytest.mark.slow
@@ -164,20 +145,13 @@ def both(name):
 
 
 @cases("name", TEMPLATES)
-def test_projections_have_the_distribution_of_the_template(name):
+def test_points_have_the_distribution_of_the_template(name):
+    """In projections, and in the cells of a grid, which see what no projection does."""
     ours, template = both(name)
     for angle in np.arange(6) * math.pi / 6 + 0.01:
         direction = np.array([math.cos(angle), math.sin(angle)])
         assert stats.ks_2samp(ours @ direction, template @ direction).pvalue > P_THRESHOLD, angle
-    for centre in ((0, 0), (2, 1), (-1, 3)):
-        distances = [np.linalg.norm(points - centre, axis=1) for points in (ours, template)]
-        assert stats.ks_2samp(*distances).pvalue > P_THRESHOLD, centre
-
-
-@cases("name", TEMPLATES)
-def test_a_grid_of_cells_has_the_counts_of_the_template(name):
-    """Which sees what no projection does."""
-    counts = [np.histogram2d(*points.T, bins=24, range=[[-6, 6]] * 2)[0].ravel() for points in both(name)]
+    counts = [np.histogram2d(*points.T, bins=24, range=[[-6, 6]] * 2)[0].ravel() for points in (ours, template)]
     full = sum(counts) >= 20
     table = np.array([[*part[full], part[~full].sum()] for part in counts])
     assert stats.chi2_contingency(table[:, table.sum(axis=0) > 0]).pvalue > P_THRESHOLD
@@ -279,34 +253,15 @@ def test_densities_are_there_where_the_table_says_so():
 
 @pytest.mark.slow
 @cases("name", WITH_DENSITY)
-def test_a_density_integrates_to_one(name):
+def test_points_follow_the_density(name):
     """
-    Within 0.2 % if all cells are integrated. For a sample of the cells, the fraction of points that are in them takes the
-    place of the one, whose own standard error is 0.3 % or so: within 2 %.
+    Its integral is 1: within 0.2 % if all cells are integrated. For a sample of the cells, the fraction of points that are
+    in them takes the place of the one, whose own standard error is 0.3 % or so: within 2 %. Counts in cells pass a
+    chi-square test against its integrals, with rare cells and what is not in any as one cell.
     """
-    codes, fraction, masses, _, _ = cells(name)
+    codes, fraction, masses, _, code_of = cells(name)
     assert len(codes) >= 24
     np.testing.assert_allclose(masses.sum() / fraction, 1, rtol=2e-3 if fraction == 1 else 0.02)
-
-
-@pytest.mark.slow
-@cases("name", WITH_DENSITY)
-def test_a_density_is_nothing_where_no_points_are(name):
-    """Not inside the square of all sets either: what is far from every point of a large draw counts for 0.1 % at most."""
-    others = np.random.default_rng(0).uniform(-BOUND, BOUND, (1200, 2))
-    near = cKDTree(toy_points(name, 100_000, seed=100)).query(others)[0] < 0.2
-    logs = toy_log_prob(name)(others[~near])
-    assert np.exp(logs).sum() * (2 * BOUND) ** 2 / len(others) < 1e-3
-    far = toy_log_prob(name)(np.array([[100.0, 100.0], [-1e4, 3.0]]))
-    assert (far < -500).all()
-    assert not np.isnan(far).any()
-
-
-@pytest.mark.slow
-@cases("name", WITH_DENSITY)
-def test_points_follow_the_density(name):
-    """Counts in cells against its integrals: a chi-square test, with rare cells and what is not in any as one cell."""
-    codes, _, masses, _, code_of = cells(name)
     num = 100_000
     found, counts = np.unique(code_of(toy_points(name, num, seed=7)), return_counts=True)
     lookup = dict(zip(found.tolist(), counts.tolist(), strict=True))
@@ -319,27 +274,24 @@ def test_points_follow_the_density(name):
         observed, expected = np.append(observed, rest), np.append(expected, expected_rest)
     statistic = ((observed - expected) ** 2 / expected).sum()
     assert stats.chi2.sf(statistic, len(observed) - 1) > P_THRESHOLD
+    far = toy_log_prob(name)(np.array([[100.0, 100.0], [-1e4, 3.0]]))
+    assert (far < -500).all()  # not nan
 
 
 @pytest.mark.slow
 @cases("name", WITH_DENSITY)
 def test_the_mean_log_density_of_a_draw_is_its_negative_entropy(name):
-    """By integrals over the cells: within 5 standard errors, and what the integrals may be off. Widths show here."""
+    """
+    By integrals over the cells: within 5 standard errors, and what the integrals may be off. Widths show here. Each point
+    has a finite one, rounded to float32 as it is: one at -inf makes an estimate of the KL divergence infinite.
+    """
     most, slack = (4000, 0.01) if "shape" in TOY_DATASETS[name].traits else (100_000, 0.001)
     codes, _, masses, entropies, code_of = cells(name)
     points = toy_points(name, 100_000, seed=8)
     logs = toy_log_prob(name)(points[np.isin(code_of(points), codes)][:most])
     error = logs.std() / math.sqrt(len(logs))
     assert abs(logs.mean() - entropies.sum() / masses.sum()) < 5 * error + slack
-
-
-@pytest.mark.slow
-@cases("name", WITH_DENSITY)
-def test_every_point_of_a_draw_has_a_finite_log_density(name):
-    """Rounded to float32 as they are; one of them at -inf makes an estimate of the KL divergence infinite."""
-    num = 3000 if "shape" in TOY_DATASETS[name].traits else 100_000
-    logs = toy_log_prob(name)(toy_points(name, num, seed=5))  # of the circle, with a point on the rim of a disc
-    assert np.isfinite(logs).sum() == num
+    assert np.isfinite(toy_log_prob(name)(toy_points(name, most, seed=5))).all()  # one is on the rim of a disc
 
 
 @cases("name", WITH_DENSITY)
@@ -379,9 +331,7 @@ def test_uniform_sets_end_somewhere(name, outside, inside):
     [
         ({"name": "moon"}, r"'moon'.*Did you mean 'moons'\?.*Known: .*swiss_roll"),
         ({"n": 0}, rf"n=0: must be .*\[1, {MAX_POINTS}\]"),
-        ({"n": MAX_POINTS + 1}, rf"n={MAX_POINTS + 1}: must be"),
         ({"n": 2.5}, r"n=2\.5 of \w+\(\): must be a whole number, got"),
-        ({"seed": "42"}, r"seed='42' of \w+\(\): must be a whole number, got"),
         ({"split": "validation"}, r"split='validation' of .*: must be 'train' or 'test', got"),
     ],
 )
@@ -424,23 +374,14 @@ def test_an_export_is_loaded_with_the_same_points(tmp_path, name, capsys):
 
 
 @pytest.mark.usefixtures("own_cache")
-def test_the_readme_says_what_was_done_and_its_commands_work(tmp_path, capsys):
+def test_the_readme_says_what_was_done_and_its_commands_work(tmp_path):
     from huggingface_hub import DatasetCard
 
     folder = tmp_path / "points"
     assert export("dino", folder, "--n", 400, "--n_test", 30, "--seed", 9) == 0
     card = DatasetCard.load(folder / "README.md")
-    assert card.data.license == "mit"
-    assert card.data.size_categories == ["n<1K"]
-    assert "dino" in card.data.pretty_name
-    (configuration,) = card.data.configs
-    assert {entry["split"]: entry["path"] for entry in configuration["data_files"]} == {
-        "train": "data/train-*.parquet",
-        "test": "data/test-*.parquet",
-    }
-    assert "| `train` | 400 |" in card.text
-    assert "| `test` | 30 |" in card.text
-    assert "Cairo" in card.text
+    assert (card.data.license, card.data.size_categories) == ("mit", ["n<1K"])
+    assert all(words in card.text for words in ("| `train` | 400 |", "| `test` | 30 |", "Cairo"))
     first, second = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
     variables = {}
     exec(first.replace("DIR", str(folder)), variables)
@@ -460,36 +401,28 @@ def test_the_readme_says_what_was_done_and_its_commands_work(tmp_path, capsys):
 @pytest.mark.slow
 @cases("name", SETS)
 def test_every_set_is_exported_with_a_card_and_a_picture(tmp_path, name):
-    from huggingface_hub import DatasetCard
-
     folder = tmp_path / "points"
     export_toy_dataset(name, folder, n=50, n_test=0)
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     assert names == ["README.md", "data/train-00000-of-00001.parquet", "manifest.json", "points.png"]
     with Image.open(folder / "points.png") as picture:
-        picture.load()
-        assert min(picture.size) > 200
         assert len(picture.convert("RGB").getcolors(1 << 20)) > 5
-    card = DatasetCard.load(folder / "README.md")
-    assert card.data.license == ("mit" if "shape" in TOY_DATASETS[name].traits else "apache-2.0")
-    assert f"# {name}\n" in card.text
-    assert TOY_DATASETS[name].description in card.text
-    assert TOY_DATASETS[name].source in card.text
-    assert (f'toy_log_prob("{name}")' in card.text) == (name in WITH_DENSITY)
-    assert "test" not in {entry["split"] for entry in card.data.configs[0]["data_files"]}
-    assert "{{" not in card.text
+    card, entry = (folder / "README.md").read_text(), TOY_DATASETS[name]
+    licence = "mit" if "shape" in entry.traits else "apache-2.0"
+    assert all(words in card for words in (f"license: {licence}\n", f"# {name}\n", entry.description, entry.source))
+    assert (f'toy_log_prob("{name}")' in card) == (name in WITH_DENSITY)
+    assert "split: test" not in card
+    assert "{{" not in card
 
 
 @cases(
     ("arguments", "words"),
     [
-        (["moon", "{new}"], ["'moon'", "Did you mean 'moons'?"]),
-        (["line", "{new}", "--n", 0], ["--n 0: must be a whole number in [1, "]),
-        (["line", "{new}", "--n", 2.5], ["--n", "2.5"]),
-        (["line", "{new}", "--n_test", -5], ["--n_test -5"]),
-        (["line", "{new}", "--seeds", 1], ["'--seeds'", "Did you mean '--seed'?"]),
-        (["line", "{full}"], ["full", "not an empty folder"]),
-        (["line", "{file}"], ["file.txt", "not an empty folder"]),
+        (["moon", "{new}"], "'moon'.* Did you mean 'moons'?"),
+        (["line", "{new}", "--n", 0], "--n 0: must be a whole number in"),
+        (["line", "{new}", "--n_test", -5], "--n_test -5"),
+        (["line", "{full}"], "full.* not an empty folder"),
+        (["line", "{file}"], "file.txt.* not an empty folder"),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else None,
 )
@@ -500,11 +433,7 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(tmp_path, cap
     places = {"new": tmp_path / "new", "full": tmp_path / "full", "file": tmp_path / "file.txt"}
     before = sorted(tmp_path.rglob("*"))
     assert export(*(str(argument).format(**places) for argument in arguments)) == 2
-    out, error = capsys.readouterr()
-    assert out == ""
-    assert error.startswith("error: ")
-    for word in words:
-        assert word in error
+    assert re.match(f"error: .*{words}", capsys.readouterr().err)
     assert sorted(tmp_path.rglob("*")) == before
     assert (tmp_path / "full" / ".hidden").read_text() == places["file"].read_text() == "precious"
 
@@ -517,10 +446,8 @@ def test_every_set_is_listed(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert "--dataset_name" in lines[0]
     assert [line.split()[0] for line in lines[1:]] == SETS
-    for line, name in zip(lines[1:], SETS, strict=True):
-        assert TOY_DATASETS[name].description in line
+    assert all(TOY_DATASETS[name].description in line for line, name in zip(lines[1:], SETS, strict=True))
     assert main(["list", "datasets", "--json"]) == 0
     (entries,) = json.loads(capsys.readouterr().out).values()
-    assert [(entry["name"], entry["facts"]["density"]) for entry in entries] == [
-        (name, "yes" if name in WITH_DENSITY else "no") for name in SETS
-    ]
+    found = {entry["name"]: entry["facts"]["density"] for entry in entries}
+    assert found == {name: "yes" if name in WITH_DENSITY else "no" for name in SETS}

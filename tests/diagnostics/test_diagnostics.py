@@ -42,7 +42,7 @@ def column(log, name):
 def add_row(log, update, timesteps, losses, expected=None):
     log.add(torch.as_tensor(timesteps), torch.as_tensor(losses))
     num = log.starts[-1]
-    return log.add_row(update, log.take_sums(), np.full(num, 1 / num) if expected is None else expected)
+    return log.add_row(update, np.full(num, 1 / num) if expected is None else expected)
 
 
 def random_losses(count, seed=0, num_timesteps=1000):
@@ -53,17 +53,12 @@ def random_losses(count, seed=0, num_timesteps=1000):
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("num_bins", "num_timesteps"), [(1, 1), (3, 7), (10, 333), (49, 50), (4, 1000)])
-def test_bins_cover_every_timestep_once_and_are_nearly_equal(num_bins, num_timesteps):
-    sizes = np.diff(bin_starts(num_bins, num_timesteps))
-    assert sizes.sum() == num_timesteps
-    assert sizes.min() >= 1
-    assert sizes.max() - sizes.min() <= 1
-
-
-@pytest.mark.parametrize(("num_bins", "num_timesteps"), [(1, 1000), (10, 1000), (7, 50), (50, 50)])
+@pytest.mark.parametrize(("num_bins", "num_timesteps"), [(1, 1000), (10, 333), (7, 50), (50, 50)])
 def test_rows_agree_with_numpy(num_bins, num_timesteps):
     log, asked = TimestepLog(num_bins, num_timesteps), np.random.default_rng(1).dirichlet(np.ones(num_timesteps))
+    sizes = np.diff(log.starts)  # every timestep is in one bin, and bins are nearly equal
+    assert (sizes.sum(), sizes.min()) == (num_timesteps, num_timesteps // num_bins)
+    assert sizes.max() - sizes.min() <= 1
     timesteps, losses = random_losses(300, num_timesteps=num_timesteps)
     for part in np.array_split(np.arange(290), 7):  # of unequal lengths
         log.add(torch.from_numpy(timesteps[part]), torch.from_numpy(losses[part]))
@@ -80,7 +75,7 @@ def test_rows_agree_with_numpy(num_bins, num_timesteps):
         (first, end - 1) for first, end in bounds
     ]
     assert (column(log, "update"), column(log, "bin")) == ([41] * num_bins, [*range(num_bins)])
-    assert not log.take_sums().any()
+    assert not log.sums.any()
 
 
 def test_bins_without_images_have_no_loss_and_equal_losses_no_variance_below_0():
@@ -126,15 +121,6 @@ def test_the_expected_density_of_long_intervals_and_of_samplers_that_follow_loss
 # --- spikes ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_jump_is_a_spike_once_there_is_something_to_compare_with():
-    losses = np.random.default_rng(0).lognormal(sigma=0.1, size=60)
-    for length in (19, 20, 60):
-        detector = SpikeDetector(2)
-        # The other bin has images once only, and knows nothing of this one.
-        assert not any(detector.flag(np.array([loss, np.nan])).any() for loss in losses[:length])
-        assert detector.flag(np.array([5.0, 5.0])).tolist() == [length >= 20, False]
-
-
 def test_falling_and_constant_losses_are_no_spikes():
     noise, detector = np.random.default_rng(0).lognormal(sigma=0.3, size=(20, 200)), SpikeDetector(20)
     assert not any(detector.flag(losses).any() for losses in (noise * np.linspace(1, 0.1, 200)).T)
@@ -177,7 +163,7 @@ def add_update(log, update):
         log.add_gradients(done, generator.random(4).tolist(), [1.0, math.nan, 2.0, 3.0])
 
 
-@pytest.mark.parametrize("stopped", [30, 31, 33, 35, 62, 72])
+@pytest.mark.parametrize("stopped", [30, 33, 62])
 def test_a_restored_log_goes_on_as_if_it_had_not_been_stopped(tmp_path, stopped):
     whole, first, second = TimestepLog(4, 20), TimestepLog(4, 20), TimestepLog(4, 20)
     for update in range(100):
@@ -189,25 +175,8 @@ def test_a_restored_log_goes_on_as_if_it_had_not_been_stopped(tmp_path, stopped)
     second.restore(read_timesteps(tmp_path / "first"), stopped)
     for update in range(stopped, 100):
         add_update(second, update)
-    for name, log in (("whole", whole), ("second", second)):
-        write_timesteps(log.table, tmp_path / name)
-    assert read_timesteps(tmp_path / "second") == read_timesteps(tmp_path / "whole")
-    assert pq.read_table(tmp_path / "whole").schema.equals(table_schema())
-
-
-def test_restoring_keeps_a_validation_at_the_checkpoint_and_forgets_losses_that_come_again():
-    """A row of losses has the number of its last update, one of validation the number done before."""
-    log = TimestepLog(4, 20)
-    for update in (5, 6):
-        log.add_row(update, np.ones((3, 4)), np.full(20, 1 / 20))
-        log.add_validation(update + 1, np.array([2, 12]), {"validation_loss": np.array([1.0, 2.0])})  # not in every bin
-    log.restore(log.table, 6)
-    assert column(log, "update") == [5] * 4 + [6] * 4
-    assert column(log, "loss_mean") == [1] * 4 + [None] * 4
-    assert column(log, "validation_loss") == [None] * 4 + [1, None, 2, None]
-
-
-def test_a_missing_file_has_no_rows(tmp_path):
+    assert second.table == whole.table
+    assert pq.read_table(tmp_path / "first").schema.equals(table_schema())
     assert read_timesteps(tmp_path / "none").num_rows == 0
 
 
@@ -252,7 +221,7 @@ def mean_gradient(model, probes, timesteps, part=slice(None)):
     return torch.cat([parameter.grad.flatten() for parameter in (model.kernel, model.scale)]).double()
 
 
-@pytest.mark.parametrize("num_bins", [1, 3, 10])
+@pytest.mark.parametrize("num_bins", [1, 10])
 def test_gradients_agree_with_ordinary_ones(num_bins):
     model = ProbedModel()
     probes = GradientProbes(Batch(IMAGES), PROCESS, bin_starts(num_bins, 100), CPU)
@@ -268,7 +237,7 @@ def test_gradients_agree_with_ordinary_ones(num_bins):
         assert noise_scale == pytest.approx(trace / squared_norm, rel=1e-3)
 
 
-@pytest.mark.parametrize(("num_bins", "num_timesteps"), [(1, 100), (7, 100), (100, 100), (1, 5)])
+@pytest.mark.parametrize(("num_bins", "num_timesteps"), [(7, 100), (100, 100), (1, 5)])
 def test_probes_are_spread_over_their_bin(num_bins, num_timesteps):
     starts = bin_starts(num_bins, num_timesteps)
     probes = GradientProbes(Batch(IMAGES), PROCESS, starts, CPU)
@@ -303,11 +272,8 @@ def test_the_noise_scale_is_that_of_a_model_whose_gradient_is_known(size, count)
     norms, noise_scales = probes(Constant(torch.full((1, 64, 64), size)))
     assert norms == pytest.approx([2 * math.sqrt(size**2 + 1 / 32) / 64] * 2, rel=0.05)
     assert noise_scales == pytest.approx([1 / size**2 if count == 32 else math.nan] * 2, rel=0.1, nan_ok=True)
-
-
-def test_a_gradient_of_nothing_but_noise_has_no_noise_scale():
-    probes = GradientProbes(Batch(torch.zeros(32, 1, 8, 8)), PROCESS, bin_starts(1, 100), CPU)
-    norms, noise_scales = probes(Constant(probes.noise.mean(dim=0)))
+    nothing = GradientProbes(Batch(torch.zeros(32, 1, 8, 8)), PROCESS, bin_starts(1, 100), CPU)
+    norms, noise_scales = nothing(Constant(nothing.noise.mean(dim=0)))  # a gradient of nothing but noise
     assert norms[0] < 1e-6
     assert math.isnan(noise_scales[0])
 
@@ -360,14 +326,7 @@ def test_a_uniform_density_is_one_in_bins_of_any_width(key):
 
 @pytest.mark.pictures
 @pytest.mark.parametrize(
-    "rows",
-    [
-        {},
-        {"num_updates": 1, "num_bins": 1, "validation": False, "gradients": False},
-        {"num_bins": 100, "validation": False},
-        {"num_updates": 300, "gradients": False, "validation_timesteps": [3, 60]},
-    ],
-    ids=str,
+    "rows", [{"num_updates": 1, "num_bins": 1, "validation": False, "gradients": False}, {"num_updates": 150}], ids=str
 )
 def test_there_is_a_plot_of_any_rows(tmp_path, rows):
     plot_timesteps(some_rows(**rows), tmp_path / "timesteps.png")

@@ -8,15 +8,14 @@ import pytest
 import torch
 from launched_here import launch_here
 
+from diffusers_lrlab.core.environment import EXTRAS
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.core.extras import EXTRAS
-from diffusers_lrlab.core.ranges import Range
-from diffusers_lrlab.diffusers_plugin import hook_options
-from diffusers_lrlab.diffusers_plugin.hook_options import explain, recognisers
-from diffusers_lrlab.diffusers_plugin.hook_table import HOOKS, HookEntry, HookOption
+from diffusers_lrlab.core.values import Range
+from diffusers_lrlab.diffusers_plugin import hook_table
+from diffusers_lrlab.diffusers_plugin.hook_table import HOOKS, HookEntry, HookOption, explain, recognisers
 from diffusers_lrlab.diffusers_plugin.host.patches import Patches
 from diffusers_lrlab.diffusers_plugin.host.source import HostScript, NotRecognised
-from diffusers_lrlab.diffusers_plugin.installed_hooks import InstalledHooks
+from diffusers_lrlab.diffusers_plugin.installed_hooks import Host
 from diffusers_lrlab.launch import make_parser
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -79,13 +78,13 @@ def options_of(*words, script=SCRIPTS / "ddpm_script.py"):
 
 def made(options, range_test=None):
     with Patches() as patches:
-        return InstalledHooks(options, range_test, patches).made.keys()
+        return Host(options, range_test, patches).hooks.keys()
 
 
 def test_its_option_is_in_help_and_on_its_page_and_explained(register, tmp_path):
-    before = {*hook_options.options_table().splitlines()}
+    before = {*hook_table.options_table().splitlines()}
     register()
-    new = {*hook_options.options_table().splitlines()} - before
+    new = {*hook_table.options_table().splitlines()} - before
     assert new == {"| `--count_updates` | Count the updates. | – |", "| `--count_from N` | Begin with this number. | – |"}
     assert "--count_from N" in make_parser().format_help()
     assert "its updates are counted" in explain(HostScript(str(SCRIPTS / "ddpm_script.py")))
@@ -110,7 +109,7 @@ def test_what_has_no_effect_is_refused(register, words, more, message, monkeypat
     monkeypatch.setitem(EXTRAS, "none", {"no_such_package": "1"})
     register(**more)
     with pytest.raises(LabError, match=message):
-        hook_options.check(options_of(*words))
+        hook_table.check(options_of(*words))
 
 
 def test_an_empty_value_counts_as_given_and_a_second_one_is_an_error():

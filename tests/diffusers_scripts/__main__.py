@@ -1,15 +1,15 @@
 """
 The table of docs/reference/diffusers-scripts.md: `python -m tests.diffusers_scripts EXAMPLES`, the folder `examples` of a
-checkout of diffusers. The table is derived from the scripts' texts; `run` marks scripts that the tests run.
+checkout of diffusers. The table is derived from the scripts' texts; `run` marks scripts that the tests train.
 """
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
-from diffusers_lrlab.diffusers_plugin.hook_options import recognisers
-from diffusers_lrlab.diffusers_plugin.host.faults import find_faults
-from diffusers_lrlab.diffusers_plugin.host.source import HostScript, NotRecognised
+from diffusers_lrlab.diffusers_plugin.hook_table import recognisers
+from diffusers_lrlab.diffusers_plugin.host.source import HostScript, NotRecognised, find_faults
 
 from .cases import CASES
 
@@ -27,7 +27,7 @@ def scripts_of(examples: Path) -> list[Path]:
 
 
 def table(examples: Path) -> list[str]:
-    """A row for each script, the number of scripts for each option, and the reasons for refusals."""
+    """Commit and trained scripts, a row for each script, the number of scripts for each option, and reasons for refusals."""
     scripts = [HostScript(str(path)) for path in scripts_of(examples)]
     run = {case.script for case in CASES.values()}  # with all options
     reasons: dict[str, str] = {}
@@ -46,8 +46,12 @@ def table(examples: Path) -> list[str]:
                 counts[option] += 1
                 cells.append("run" if name in run else "yes")
         rows.append(f"| {' | '.join(cells)} | {', '.join(sorted({fault.name for fault in find_faults(script)}))} |")
+    log = ["git", "-C", examples, "log", "-1", "--abbrev=7", "--format=%h of %cs"]
+    commit = subprocess.run(log, capture_output=True, text=True, check=True).stdout.strip()
     head = ["script", *(f"`{option}`" for option in RECOGNISERS), "its own faults"]
     return [
+        f"Commit {commit}, where {len(run)} scripts are trained: {', '.join(sorted(Path(name).name for name in run))}.",
+        "",
         f"| {' | '.join(head)} |",
         "|---" * len(head) + "|",
         *rows,

@@ -3,11 +3,11 @@ r"""Formulas on the site: those of docstrings are what the code computes, and ea
 import importlib
 import math
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import printed
 import pytest
+from tables import cases
 
 from diffusers_lrlab import Progress
 from diffusers_lrlab.averaging.forms import EMA_FORMS
@@ -46,15 +46,13 @@ def formula(entry, left):
 
 def own(registry, name, given):
     """The arguments of an entry's function, without those of what is around it."""
-    common = {parameter.name for parameter in registry.common} | {"f_max"}
+    common = {*(parameter.name for parameter in registry.common), "f_max"}
     return {key: value for key, value in registry[name].resolve(given).items() if key not in common}
 
 
-def levels(num_steps=1000):
-    kwargs = {key: value for key, value in OBJECTIVES["ddpm"].resolve({}).items() if key != "base_resolution"}
-    return make_process("ddpm", is_bounded=True, **{**kwargs, "num_steps": num_steps}).levels
-
-
+_DDPM = {key: value for key, value in OBJECTIVES["ddpm"].resolve({}).items() if key != "base_resolution"}
+LEVELS = make_process("ddpm", is_bounded=True, **{**_DDPM, "num_steps": N}).levels
+STEPS = np.arange(1, 500)
 SHAPES = {  # the arguments of a schedule, and the symbols of its formula
     "linear": ({}, {"p": P}),
     "cosine": ({"num_cycles": 1.5}, {"p": P, "c": 1.5}),
@@ -66,75 +64,46 @@ SHAPES = {  # the arguments of a schedule, and the symbols of its formula
     "exponential": ({"gamma": 0.99}, {"n": AFTER, "gamma": 0.99}),
     "cosine_annealing": ({"T_max": 400}, {"n": AFTER, "T": 400}),
     "rex": ({"d": 0.7}, {"z": 1 - P, "d": 0.7}),
-    "edm2_inverse_sqrt": (
-        {"reference_images": 9000, "images_per_update": 32},
-        {"m": 32 * CLOCK.update, "m_ref": 9000},
-    ),
+    "edm2_inverse_sqrt": ({"reference_images": 9000, "images_per_update": 32}, {"m": 32 * CLOCK.update, "m_ref": 9000}),
 }
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_the_formula_of_a_schedule_is_what_it_computes(name):
-    entry, (given, symbols) = SCHEDULERS[name], SHAPES[name]
-    values = entry(CLOCK, **own(SCHEDULERS, name, given))
-    np.testing.assert_allclose(values, evaluate(formula(entry, "s"), symbols), atol=1e-12)
-
-
-def test_formulas_of_cool_downs_are_their_shapes():
-    text = " ".join(SCHEDULERS["warmup_stable_decay"].function.__doc__.split())
-    shapes = dict(re.findall(r"`([\w-]+)` \\\((.+?)\\\)", text))
-    assert shapes.keys() == COOLDOWNS.keys()
-    for name, latex in shapes.items():
-        q = np.linspace(0, 1, 11)
-        np.testing.assert_allclose(evaluate(latex, {"q": q}), COOLDOWNS[name](q), atol=1e-12, err_msg=name)
-
-
-def test_formulas_of_momentum_are_what_it_computes():
-    given = {"p": P, "b_0": 0.9, "lr_0": 1.0}
-    for name, of_momentum, of_rate in (("demon", "b", None), ("mdlrc_lr_only", None, "lr"), ("mdlrc_linear", "b", "lr")):
-        entry = MOMENTUM_SCHEDULERS[name]
-        computed = entry(CLOCK, 0.9, **entry.resolve({}))
-        for left, values in zip((of_momentum, of_rate), computed, strict=True):
-            if left:
-                latex = formula(entry, left).replace("lr_0", "")
-                np.testing.assert_allclose(values, evaluate(latex, given), atol=1e-12, err_msg=name)
-
-
-WEIGHTS = {
-    "min_snr": {"gamma": 3.0},
-    "soft_min_snr": {"gamma": 3.0},
-    "max_snr": {"gamma": 3.0},
-    "truncated_snr": {},
-    "p2": {"gamma": 0.7, "k": 2.0},
-    "debiased": {},
-    "edm": {"sigma_data": 0.3},
-    "sigma_sqrt": {},
-    "cosmap": {},
+WEIGHTS = {  # the arguments, which are symbols, too
+    **{"min_snr": {"gamma": 3.0}, "soft_min_snr": {"gamma": 3.0}, "max_snr": {"gamma": 3.0}, "truncated_snr": {}},
+    **{"p2": {"gamma": 0.7, "k": 2.0}, "debiased": {}, "edm": {"sigma_data": 0.3}, "sigma_sqrt": {}, "cosmap": {}},
 }
-
-
-@pytest.mark.parametrize("name", WEIGHTS)
-def test_the_formula_of_a_weighting_is_what_it_computes(name):
-    entry, of = LOSS_WEIGHTINGS[name], levels()
-    symbols = {"SNR": of.snr, "sigma": of.flow_sigma, **WEIGHTS[name]}
-    np.testing.assert_allclose(
-        entry(of, **own(LOSS_WEIGHTINGS, name, WEIGHTS[name])), evaluate(formula(entry, "w"), symbols), rtol=1e-12
-    )
-
-
 DECAYS = {
     "warmup_power": ({"inv_gamma": 2.0, "power": 0.6, "max_decay": 0.999999}, {"g": 2.0, "k": 0.6}),
     "constant": ({"decay": 0.99}, {"d": 0.99}),
     "half_life": ({"images": 5000, "rampup": 0.1, "images_per_update": 32}, {"h": 5000, "r": 0.1, "B": 32}),
     "power_function": ({"gamma": 6.94}, {"gamma": 6.94}),
 }
+MOMENTA = {"demon": ("b", 0), "mdlrc_lr_only": ("lr", 1), "mdlrc_linear": ("b", 0)}
 
 
-@pytest.mark.parametrize("name", DECAYS)
-def test_the_formula_of_an_average_is_what_it_computes(name):
-    entry, (given, symbols), n = EMA_FORMS[name], DECAYS[name], np.arange(1, 500)
-    decays = entry(n, 1, **own(EMA_FORMS, name, given))
-    np.testing.assert_allclose(decays, evaluate(formula(entry, "d_n"), {"n": n, **symbols}), rtol=1e-12)
+def computed():
+    """Names, what their functions compute, and the same by the formulas of their docstrings."""
+    for name, (given, symbols) in SHAPES.items():
+        entry = SCHEDULERS[name]
+        yield name, entry(CLOCK, **own(SCHEDULERS, name, given)), evaluate(formula(entry, "s"), symbols)
+    for name, given in WEIGHTS.items():
+        entry, symbols = LOSS_WEIGHTINGS[name], {"SNR": LEVELS.snr, "sigma": LEVELS.flow_sigma, **given}
+        yield name, entry(LEVELS, **own(LOSS_WEIGHTINGS, name, given)), evaluate(formula(entry, "w"), symbols)
+    for name, (given, symbols) in DECAYS.items():
+        entry = EMA_FORMS[name]
+        yield name, entry(STEPS, 1, **own(EMA_FORMS, name, given)), evaluate(formula(entry, "d_n"), {"n": STEPS, **symbols})
+    for name, (left, index) in MOMENTA.items():
+        entry = MOMENTUM_SCHEDULERS[name]
+        values = entry(CLOCK, 0.9, **entry.resolve({}))[index]
+        yield name, values, evaluate(formula(entry, left).replace("lr_0", ""), {"p": P, "b_0": 0.9})
+    text = " ".join(SCHEDULERS["warmup_stable_decay"].function.__doc__.split())
+    shapes, q = dict(re.findall(r"`([\w-]+)` \\\((.+?)\\\)", text)), np.linspace(0, 1, 11)
+    assert shapes.keys() == COOLDOWNS.keys()
+    for name, latex in shapes.items():
+        yield name, COOLDOWNS[name](q), evaluate(latex, {"q": q})
+
+
+@cases("name, values, of_formula", computed())
+def test_a_formula_is_what_is_computed(name, values, of_formula):
+    np.testing.assert_allclose(values, of_formula, rtol=1e-12, atol=1e-12)
 
 
 DENSITIES = {  # what the density is over, and the symbols of its formula besides the arguments
@@ -147,10 +116,10 @@ DENSITIES = {  # what the density is over, and the symbols of its formula beside
 }
 
 
-@pytest.mark.parametrize("name", DENSITIES)
+@cases("name", DENSITIES)
 def test_the_formula_of_a_density_is_what_is_drawn(name):
     """The probability of a timestep is the density in its middle times its width, as nearly as 1000 of them can show."""
-    entry, of, (over, given, symbols) = TIMESTEP_SAMPLERS[name], levels(), DENSITIES[name]
+    entry, of, (over, given, symbols) = TIMESTEP_SAMPLERS[name], LEVELS, DENSITIES[name]
     drawn = entry(CLOCK, of, **own(TIMESTEP_SAMPLERS, name, given))
     borders = of.borders if "tau" in over else of.log_sigma_borders
     middle = (borders[1:] + borders[:-1]) / 2
@@ -196,12 +165,3 @@ def test_a_formula_is_told_from_money_and_code(formulas):
     assert "costs $5 and $6" in html
     assert "<code>$HOME</code> and <code>$x$</code>" in html
     assert "<em>" not in html
-
-
-def test_formulas_stand_under_descriptions(formulas):
-    row = "| `rex` | slow | a |\n"
-    table = f"{row}<!-- schedules: generated by X -->\n{row}| `constant` | b | c |\n<!-- end of schedules -->"
-    shown = formulas.beside_descriptions(table)
-    assert shown.count(r"\(s = z / ((1 - d) + d z)\)") == 1
-    assert "| `constant` | b | c |" in shown
-    assert formulas.of_entry(SimpleNamespace(function=print)) == ""

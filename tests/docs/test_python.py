@@ -1,8 +1,6 @@
 """Python printed in README and docs/ runs: whole where that is cheap, with training replaced by its checks elsewhere."""
 
-import ast
 import functools
-import importlib
 import inspect
 import os
 import re
@@ -30,8 +28,8 @@ from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.training.resolve import resolve_config
 
 BLOCKS = printed.blocks("python")
-NEEDS_A_RUN = ("from_pretrained",)  # these are run by the slow test
-NEEDS_A_FILE = ("@register_denoiser",)  # tests/models/test_denoisers.py has it in one
+# Blocks that other tests run: the slow one below, tests/models/test_denoisers.py, and tests/pip_trainers.
+ELSEWHERE = ("from_pretrained", "@register_denoiser", "import lightning")
 IN_ORDER = {  # pages whose snippets go on from each other
     f"docs/tutorials/{name}.md" for name in ("own-metric", "paper-figure", "study-in-pandas", "trainer-and-lightning")
 }
@@ -44,21 +42,18 @@ SHORTER = {  # updates, and images
 }
 
 
-def shortened(code):
-    """A snippet with fewer updates and images."""
-    return functools.reduce(lambda text, each: text.replace(*each), SHORTER.items(), code)
+def execute(block, names):
+    """Runs a snippet with fewer updates and images."""
+    code = functools.reduce(lambda text, each: text.replace(*each), SHORTER.items(), block.code)
+    exec(compile(code, str(block), "exec"), names)
 
 
 @pytest.fixture
 def names():
     """What readers have in their scripts."""
     model = torch.nn.Linear(2, 2)
-    return {
-        "model": model,
-        "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-4),
-        "noise_scheduler": DDPMScheduler(),
-        "errors": torch.rand(16),
-    }
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    return {"model": model, "optimizer": optimizer, "noise_scheduler": DDPMScheduler(), "errors": torch.rand(16)}
 
 
 @pytest.fixture
@@ -72,36 +67,24 @@ def without_training(monkeypatch):
         resolve_config(config)
         return Found
 
-    monkeypatch.setattr(diffusers_lrlab, "train", lambda config: resolve_config(config).output_dir, raising=False)
-    monkeypatch.setattr(diffusers_lrlab, "find_lr", find_lr, raising=False)
     read = {"arm": ["a"], "dataset": ["dino"], "stage": ["compare"], "kl": [0.5]}
     read |= {f"{part}_seconds": [1.0] for part in ("training", "sampling", "evaluation")}
-    monkeypatch.setattr(diffusers_lrlab, "run_study", lambda spec, out: expand(load_spec(spec)), raising=False)
-    monkeypatch.setattr(diffusers_lrlab, "read_study", lambda folder: pandas.DataFrame(read), raising=False)
-    bound = inspect.signature(diffusers_lrlab.extend).bind
-    monkeypatch.setattr(diffusers_lrlab, "extend", bound, raising=False)
+    replaced = {
+        "train": lambda config: resolve_config(config).output_dir,
+        "find_lr": find_lr,
+        "run_study": lambda spec, out: expand(load_spec(spec)),
+        "read_study": lambda folder: pandas.DataFrame(read),
+        "extend": inspect.signature(diffusers_lrlab.extend).bind,
+    }
+    for name, function in replaced.items():
+        monkeypatch.setattr(diffusers_lrlab, name, function, raising=False)
     monkeypatch.setattr(transfer, "push_folder", lambda folder, target: target.repo_id)
     monkeypatch.setattr(huggingface_hub, "metadata_update", inspect.signature(huggingface_hub.metadata_update).bind)
 
 
-@cases("block", BLOCKS, ids=str)
-def test_imports_are_there(block):
-    for node in ast.walk(ast.parse(block.code)):
-        if isinstance(node, ast.ImportFrom):
-            module = importlib.import_module(node.module)
-            for alias in node.names:
-                assert hasattr(module, alias.name), f"{block}: {alias.name}"
-        elif isinstance(node, ast.Import):
-            for alias in node.names:
-                if alias.name == "lightning":  # which no test needs
-                    pytest.importorskip("lightning")
-                elif alias.name != "gated":  # the reader's
-                    importlib.import_module(alias.name)
-
-
 def snippets():
     for block in BLOCKS:
-        if block.page not in IN_ORDER and not any(text in block.code for text in NEEDS_A_RUN + NEEDS_A_FILE):
+        if block.page not in IN_ORDER and not any(text in block.code for text in ELSEWHERE):
             yield pytest.param(block, id=str(block))
 
 
@@ -112,7 +95,7 @@ def test_a_snippet_runs(block, names, tmp_path, monkeypatch):
     if "photos" in block.code:  # the reader's
         image_folder(tmp_path / "photos")
     with printed.registrations_undone():
-        exec(compile(shortened(block.code), str(block), "exec"), names)
+        execute(block, names)
     if "scheduler" in names:
         assert names["scheduler"].get_last_lr() == [0.0]
     if "lrs" in names:
@@ -121,6 +104,8 @@ def test_a_snippet_runs(block, names, tmp_path, monkeypatch):
         assert names["timesteps"].shape == (16,)
         assert 0 < names["loss"] < 1
         assert names["density"].sum() == pytest.approx(1, abs=1e-12)
+    if "def stairs" in block.code:
+        assert len(set(np.round(names["lrs"][50:1000], 12))) == 4  # steps
 
 
 @pytest.fixture
@@ -147,42 +132,26 @@ def test_the_snippets_of_a_page_run_in_order(page, capsys, tmp_path):
     with printed.registrations_undone():
         for block in BLOCKS:
             if block.page == page and "import lightning" not in block.code:
-                code = shortened(block.code)
-                exec(compile(code, str(block), "exec"), names)
-    out = capsys.readouterr().out
+                execute(block, names)
+    out, text = capsys.readouterr().out, (printed.ROOT / page).read_text(encoding="utf-8")
     if page.endswith("study-in-pandas.md"):
-        printed_first = re.search(r"^```\n( +mean.*?)^```$", (printed.ROOT / page).read_text(), re.DOTALL | re.MULTILINE)[1]
-        first = [[re.sub(r"[\d.]+", "", line).split() for line in text.splitlines()[:8]] for text in (out, printed_first)]
+        shown = re.search(r"^```\n( +mean.*?)^```$", text, re.DOTALL | re.MULTILINE)[1]
+        first = [[re.sub(r"[\d.]+", "", line).split() for line in each.splitlines()[:8]] for each in (out, shown)]
         assert first[0] == first[1]  # all but the numbers
         assert out.splitlines()[-1].endswith("runs of constant, cosine, wsd")
     elif page.endswith("own-metric.md"):
-        assert out.strip() in (printed.ROOT / page).read_text()
+        assert out.strip() in text
     elif page.endswith("paper-figure.md"):
         assert (tmp_path / "losses.pdf").exists()
     else:
         assert names["trainer"].lr_scheduler.get_last_lr() == [0.0, 0.0]
 
 
-def test_the_schedule_of_ones_own_is_what_is_said(names):
-    block = printed.block_with("def stairs", "python")
-    with printed.registrations_undone():
-        exec(compile(block.code, str(block), "exec"), names)
-        from diffusers_lrlab import get_scheduler
-
-        scheduler = get_scheduler("stairs:steps=2", names["optimizer"], num_warmup_steps=0, num_training_steps=10)
-    assert len(set(np.round(names["lrs"][50:1000], 12))) == 4  # steps
-    assert scheduler.get_last_lr() == [1e-4]
-
-
 def test_the_change_of_diffusers_script_is_of_lines_that_it_has():
     """With `sampler.sample` in place of the lines that the page takes out; they are diffusers' own."""
     (diff,) = printed.blocks("diff")
-    names = {
-        "diffusers_lrlab": diffusers_lrlab,
-        "noise_scheduler": DDPMScheduler(),
-        "clean_images": torch.zeros(4, 1, 8, 8),
-        **{"bsz": 4, "global_step": 0, "max_train_steps": 10, "torch": torch},
-    }
+    names = {"diffusers_lrlab": diffusers_lrlab, "noise_scheduler": DDPMScheduler(), "torch": torch}
+    names |= {"clean_images": torch.zeros(4, 1, 8, 8), "bsz": 4, "global_step": 0, "max_train_steps": 10}
     drawn = []
     for sign in "-+":
         torch.manual_seed(0)
@@ -201,13 +170,9 @@ def test_a_pipeline_loads_as_printed(tmp_path, data, name):
         short = ["--dataset_name=dino", "--distance_samples=100", "--ddpm_num_steps=20", "--no_preflight"]
     runs.run(*short, "--max_train_steps=2", f"--output_dir={tmp_path}/{name}")
     code = printed.block_with(f'from_pretrained("{name}")', "python").code
-    small = {
-        "10_000": "100",
-        "1_000_000": "100",
-        "batch_size=16, num_inference_steps=100": "batch_size=2, num_inference_steps=2",
-    }
-    for printed_figure, small_figure in small.items():
-        code = code.replace(printed_figure, small_figure)
+    small = {"10_000": "100", "1_000_000": "100"}
+    small["batch_size=16, num_inference_steps=100"] = "batch_size=2, num_inference_steps=2"
+    code = functools.reduce(lambda text, each: text.replace(*each), small.items(), code)
     environment = {**runs.environment(), "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

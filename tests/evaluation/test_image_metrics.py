@@ -16,9 +16,8 @@ from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.registry import restored
 from diffusers_lrlab.data.image_sets import IMAGE_DATASETS, load_image_dataset
 from diffusers_lrlab.data.images import normalise
-from diffusers_lrlab.evaluation.evaluate import compare_samples
 from diffusers_lrlab.evaluation.features import class_reader, frechet_distance, image_features
-from diffusers_lrlab.evaluation.metrics import METRICS
+from diffusers_lrlab.evaluation.metrics import METRICS, compare_samples
 from diffusers_lrlab.study.spec.expansion import expand
 from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.training.config import TrainingConfig
@@ -125,10 +124,7 @@ def test_a_study_measures_images_by_them(folder, tmp_path, seen):
         run_study(spec, tmp_path / "other", quiet=True)
 
 
-@cases("real, generated", [
-    (IMAGES.reshape(30, 64), IMAGES.reshape(30, 64)), (IMAGES, IMAGES[:, :4]), (IMAGES, 2 * IMAGES - 1),
-    (IMAGES * np.nan, IMAGES),
-])  # fmt: skip
+@cases("real, generated", [(IMAGES, IMAGES.reshape(30, 64)), (IMAGES, IMAGES[:, :4]), (IMAGES * np.nan, IMAGES)])
 def test_images_are_checked(seen, real, generated):
     with pytest.raises(LabError, match=r"Expected images \(num, height, width, channels\) of one size in \[0, 1\], got"):
         compare_samples(real, generated, form="images")
@@ -146,8 +142,7 @@ def test_features_that_cannot_be_used_are_named_with_their_line(value, expected)
     register_features("mine", **ABOUT)(value)
     with pytest.raises(LabError) as error:
         compare_samples(IMAGES, IMAGES, names=["frechet_mine"], form="images")
-    for part in ("The features 'mine'", expected, "test_image_metrics.py"):
-        assert part in str(error.value)
+    assert all(part in str(error.value) for part in ("The features 'mine'", expected, "test_image_metrics.py"))
 
 
 # --- embedded sets ---------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.registry import restored
 from diffusers_lrlab.data.batch import Batch
-from diffusers_lrlab.evaluation.evaluate import compare_samples, evaluate
+from diffusers_lrlab.evaluation.metrics import compare_samples, evaluate
 from diffusers_lrlab.evaluation.registry import METRICS
 
 POINTS = np.random.default_rng(0).standard_normal((16, 2)).astype(np.float32)
@@ -34,20 +34,19 @@ NUMBERS = [
     (torch.tensor([0.5], requires_grad=True), 0.5), (torch.tensor(0.5, dtype=torch.bfloat16), 0.5),
     (3, 3), (np.int64(3), 3), (torch.tensor(3), 3), (math.nan, math.nan), (np.float32("inf"), math.inf),
 ]  # fmt: skip
-# What is refused, and how the error calls it.
+# What is refused of metrics of samples or of runs, and how the error calls it.
 REFUSED = [
-    (None, "None"), ("0.5", "the text '0.5'"), ([0.5], "a list of 1"), ({"refused": 0.5}, "a dict of 1"),
-    (0.5 + 1j, "(0.5+1j)"), (True, "True"), (np.True_, "an array of bool of shape ()"), (np.ones(2), "an array of float64"),
-    (torch.ones(2), "a tensor of torch.float32 of shape (2,)"), (np.array(["0.5"]), "an array of <U3 of shape (1,)"),
-    (math.sin, "an object of builtins.builtin_function_or_method"),
+    *((value, "samples", f"The metric 'refused' must return a number, not {called}") for value, called in (
+        (None, "None"), ("0.5", "the text '0.5'"), ([0.5], "a list of 1"), ({"refused": 0.5}, "a dict of 1"),
+        (0.5 + 1j, "(0.5+1j)"), (True, "True"), (np.True_, "an array of bool of shape ()"),
+        (torch.ones(2), "a tensor of torch.float32 of shape (2,)"), (np.array(["0.5"]), "an array of <U3 of shape (1,)"),
+        (math.sin, "an object of builtins.builtin_function_or_method"),
+    )),
+    ("0.5", "run", "must return a number or a dict of numbers, not the text '0.5'"),
+    ({"refused": [1.0]}, "run", "must return a number as 'refused', not a list of 1"),
+    ({"energy_distance": 0.0}, "run", "under names of its own, not under 'energy_distance'"),
+    ({1: 0.0}, "run", "under names of its own, not under 1"),
 ]  # fmt: skip
-# The same of a metric of a run, which may give several figures.
-REFUSED_OF_RUNS = [
-    ("0.5", "must return a number or a dict of numbers, not the text '0.5'"),
-    ({"refused": [1.0]}, "must return a number as 'refused', not a list of 1"),
-    ({"energy_distance": 0.0}, "under names of its own, not under 'energy_distance'"),
-    ({1: 0.0}, "under names of its own, not under 1"),
-]
 
 
 @pytest.fixture(autouse=True)
@@ -78,20 +77,12 @@ def test_numbers_become_those_of_python(value, expected):
     assert found == expected or (math.isnan(found) and math.isnan(expected))
 
 
-@cases("value, called", REFUSED)
-def test_anything_else_is_refused(value, called):
-    register("refused", value)
+@cases("value, of, called", REFUSED)
+def test_anything_else_is_refused(value, of, called):
+    register("refused", value, of=of)
+    run, samples = SimpleNamespace(kind=SimpleNamespace(form="points")), (POINTS, POINTS)
     with pytest.raises(LabError) as error:
-        compare_samples(POINTS, POINTS, names=["refused"])
-    assert str(error.value).startswith(f"The metric 'refused' must return a number, not {called}")
-    assert "test_metric_values.py:" in str(error.value)
-
-
-@cases("value, called", REFUSED_OF_RUNS)
-def test_a_metric_of_a_run_gives_numbers_by_name(value, called):
-    register("refused", value, of="run")
-    with pytest.raises(LabError) as error:
-        evaluate(SimpleNamespace(kind=SimpleNamespace(form="points")), None, ["refused"])
+        evaluate(run, None, ["refused"]) if of == "run" else compare_samples(*samples, names=["refused"])
     assert called in str(error.value)
     assert "test_metric_values.py:" in str(error.value)
 
@@ -111,8 +102,7 @@ def fails(*_):
 
 
 @pytest.mark.slow
-def test_a_run_keeps_every_finite_number_and_names_a_metric_that_cannot_be_used(tmp_path, monkeypatch, capsys):
-    """However often it is resumed: it has saved its weights, and only measures."""
+def test_a_run_keeps_every_finite_number_and_names_a_metric_that_cannot_be_used(tmp_path, capsys):
     folder = tmp_path / "run"
     for index, (value, _) in enumerate(NUMBERS):
         register(f"m_{index}", value)
@@ -124,20 +114,13 @@ def test_a_run_keeps_every_finite_number_and_names_a_metric_that_cannot_be_used(
     assert {name: value for name, value in results.items() if name.startswith(("m_", "of_run"))} == expected
     assert "the metric 'm_10' is nan, and is left out of the record" in capsys.readouterr().err
 
-    def again(*expected):
+    register("refused", fails, of="run")
+    for _ in range(2):  # however often it is resumed
         assert train(folder, "--resume_from_checkpoint=latest") == 2
         record, error = json.loads((folder / "lrlab" / "run.json").read_text()), capsys.readouterr().err
         assert record["run"]["status"] == "failed"
-        for part in expected:
-            assert part in error
-        return record
-
-    for value, of, expected in (("0.5", "samples", "the text '0.5'"), ({"refused": [1.0]}, "run", "a list of 1")):
-        register("refused", value, of=of)
-        assert "'refused' must return" in again("error: The metric 'refused' must return", expected)["run"]["error"]
-    register("refused", fails, of="run")
-    again("The metric 'refused' failed at", "test_metric_values.py:", "RuntimeError: no figure today")
-    METRICS.pop("refused")
+        assert "The metric 'refused' failed at" in error
+        assert "RuntimeError: no figure today" in error
 
 
 def test_a_study_keeps_every_number_and_names_a_metric_that_cannot_be_used(tmp_path, monkeypatch):

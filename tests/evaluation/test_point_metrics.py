@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import numpy as np
 import pytest
@@ -14,9 +15,8 @@ from tables import cases
 
 from diffusers_lrlab.evaluation import distances
 from diffusers_lrlab.evaluation.distances import density_and_coverage, energy_distance, knn_kl, sliced_wasserstein
-from diffusers_lrlab.evaluation.evaluate import compare_samples
-from diffusers_lrlab.evaluation.metrics import METRICS
-from diffusers_lrlab.study.runs.progress import StudyInterrupted
+from diffusers_lrlab.evaluation.metrics import METRICS, compare_samples
+from diffusers_lrlab.study.runs.context import StudyInterrupted
 
 POINT_METRICS = ["kl", "energy_distance", "sliced_wasserstein", "density", "coverage"]
 EVERY = [knn_kl, energy_distance, sliced_wasserstein, density_and_coverage]
@@ -39,30 +39,22 @@ def with_value(points, row, value):
 
 
 @cases("metric", EVERY)
-@cases("which", [0, 1])
-@cases(
-    ("change", "part"),
-    [
-        (lambda points: with_value(points, 3, math.nan), "point 3 [1.0, nan] of the {} set: must be"),
-        (lambda points: with_value(points, 7, math.inf), "point 7 [1.0, inf] of the {} set: must be"),
-        (lambda points: with_value(points, 0, 1e39), "point 0 [1.0, 1e+39] of the {} set: must be"),
-        (lambda points: points[:, 0], "The {} set has shape (20,)"),
-        (lambda points: points[:0], "The {} set has shape (0, 2)"),
-        (lambda points: points[:, :0], "The {} set has shape (20, 0)"),
-    ],
-)
+@cases(("which", "change", "part"), [
+    (0, lambda points: with_value(points, 3, math.nan), "point 3 [1.0, nan] of the first set: must be"),
+    (1, lambda points: with_value(points, 0, 1e39), "point 0 [1.0, 1e+39] of the second set: must be"),
+    (0, lambda points: points[:, 0], "The first set has shape (20,)"),
+    (1, lambda points: points[:0], "The second set has shape (0, 2)"),
+    (1, lambda points: points[:, :1], "different dimensions: 2 and 1"),
+])  # fmt: skip
 def test_sets_that_are_no_points_are_told(metric, which, change, part):
     sets = [np.ones((20, 2)), np.ones((20, 2))]
     sets[which] = change(sets[which])
-    with pytest.raises(ValueError) as told:  # noqa: PT011
+    with pytest.raises(ValueError, match=re.escape(part)):
         metric(*sets)
-    assert part.format(("first", "second")[which]) in str(told.value)
 
 
 @cases("metric", EVERY)
-def test_sets_are_of_one_dimension_and_of_any_kind_of_numbers(metric):
-    with pytest.raises(ValueError, match="different dimensions: 3 and 2"):
-        metric(normal(0, 20, 3), normal(1, 20, 2))
+def test_sets_are_of_any_kind_of_numbers_and_are_not_changed(metric):
     first, second = (np.round(4 * normal(seed, 30)) for seed in (0, 1))
     copies = first.copy(), second.copy()
     value = metric(first, second)
@@ -108,15 +100,10 @@ def test_the_neighbour_estimate_is_the_formula(n, m, k, dimension):
         assert knn_kl(real, generated) == knn_kl(real, generated, k)
 
 
-@cases(
-    ("mean", "scales", "other_mean", "other_scales"),
-    [
-        ([0], [1], [1], [2]),
-        ([0, 0], [1, 1], [0, 0], [1, 1]),
-        ([3, -2], [1, 0.5], [3.5, -2], [2, 1]),
-        ([0, 0, 0], [1, 1, 1], [0, 0.5, 0], [1.5, 1, 1]),
-    ],
-)
+@cases(("mean", "scales", "other_mean", "other_scales"), [
+    ([0], [1], [1], [2]), ([0, 0], [1, 1], [0, 0], [1, 1]), ([3, -2], [1, 0.5], [3.5, -2], [2, 1]),
+    ([0, 0, 0], [1, 1, 1], [0, 0.5, 0], [1.5, 1, 1]),
+])  # fmt: skip
 def test_the_divergence_of_gaussians(mean, scales, other_mean, other_scales):
     """To 0.08 bits with 20,000 points."""
     real = mean + normal(0, 20_000, len(mean)) * scales
@@ -146,27 +133,16 @@ def test_a_sample_far_away_makes_nothing_better():
     assert density_and_coverage(real, generated * 1e20) == (0, 0)
 
 
-@cases(
-    ("metric", "n", "m", "k", "expected"),
-    [
-        (
-            knn_kl,
-            10,
-            20,
-            10,
-            "k=10: must be a whole number in [1, 9], got 10. Hint: there are 10 real and 20 generated points",
-        ),
-        (knn_kl, 20, 4, 5, "k=5: must be a whole number in [1, 4]"),
-        (knn_kl, 20, 20, 0, "k=0: must be"),
-        (knn_kl, 20, 20, 2.5, "k=2.5"),
-        (sliced_wasserstein, 20, 20, 0, "num_projections=0: must be a whole number in"),
-        (density_and_coverage, 10, 20, 10, "k=10: must be a whole number in [1, 9], got 10. Hint: there are 10 real points"),
-    ],
-)
+@cases(("metric", "n", "m", "k", "expected"), [
+    (knn_kl, 10, 20, 10, "k=10: must be a whole number in [1, 9], got 10. Hint: there are 10 real and 20 generated points"),
+    (knn_kl, 20, 4, 5, "k=5: must be a whole number in [1, 4]"),
+    (knn_kl, 20, 20, 2.5, "k=2.5"),
+    (sliced_wasserstein, 20, 20, 0, "num_projections=0: must be a whole number in"),
+    (density_and_coverage, 10, 20, 10, "k=10: must be a whole number in [1, 9], got 10. Hint: there are 10 real points"),
+])  # fmt: skip
 def test_neighbours_and_directions_that_are_not_there_are_told(metric, n, m, k, expected):
-    with pytest.raises(ValueError) as told:  # noqa: PT011
+    with pytest.raises(ValueError, match=re.escape(expected)):
         metric(normal(0, n), normal(1, m), k)
-    assert expected in str(told.value)
 
 
 # --- energy distance -------------------------------------------------------------------------------------------------
@@ -189,11 +165,10 @@ def test_the_energy_distance_of_equal_sets_is_0_and_never_negative():
     assert 0 <= min(values) <= max(values) < 1e-12
 
 
-@cases("pairs", [1, 61])
-def test_parts_at_a_time_give_the_same(monkeypatch, pairs):
+def test_parts_at_a_time_give_the_same(monkeypatch):
     first, second = normal(0, 40), normal(1, 25)
     expected = energy_distance(first, second)
-    monkeypatch.setattr(distances, "_BLOCK_PAIRS", pairs)
+    monkeypatch.setattr(distances, "_BLOCK_PAIRS", 61)
     assert energy_distance(first, second) == pytest.approx(expected, abs=1e-12)
 
 
@@ -260,29 +235,19 @@ def test_balls_are_closed_and_hold_what_is_the_same():
 # --- all figures -----------------------------------------------------------------------------------------------------
 
 
-@cases(
-    ("num_real", "num_generated", "dimension", "found"),
-    [(5, 100, 2, []), (100, 5, 2, []), (0, 10, 2, []), (6, 6, 2, POINT_METRICS), (6, 50, 1, POINT_METRICS)]
-    + [(50, 6, 7, POINT_METRICS)],
-)
-def test_metrics_are_those_that_the_numbers_allow(num_real, num_generated, dimension, found):
-    results = compare_samples(normal(0, num_real, dimension), normal(1, num_generated, dimension))
+@cases(("num_real", "num_generated", "found"), [(5, 100, []), (0, 10, []), (6, 6, POINT_METRICS), (50, 6, POINT_METRICS)])
+def test_metrics_are_those_that_the_numbers_allow(num_real, num_generated, found):
+    results = compare_samples(normal(0, num_real), normal(1, num_generated))
     assert list(results) == found
     assert np.isfinite([*results.values()]).all()
 
 
-@cases(("num_real", "num_generated"), [(40, 40), (60, 25), (25, 60)])
-def test_metrics_are_those_that_one_would_compute(num_real, num_generated):
+def test_metrics_are_those_that_one_would_compute():
     """The number of real points is that of generated ones where that matters."""
-    real, generated = normal(0, num_real), 1 + normal(1, num_generated)
-    density, coverage = density_and_coverage(real[:num_generated], generated, 5)
-    assert compare_samples(real, generated) == {
-        "kl": knn_kl(real, generated, 5),
-        "energy_distance": energy_distance(real, generated),
-        "sliced_wasserstein": sliced_wasserstein(real, generated),
-        "density": density,
-        "coverage": coverage,
-    }
+    real, generated = normal(0, 60), 1 + normal(1, 25)
+    density, coverage = density_and_coverage(real[:25], generated, 5)
+    figures = [knn_kl(real, generated, 5), energy_distance(real, generated), sliced_wasserstein(real, generated)]
+    assert compare_samples(real, generated) == dict(zip(POINT_METRICS, [*figures, density, coverage], strict=True))
 
 
 def test_a_signal_is_no_failure_of_the_metric_that_it_comes_in(monkeypatch, tmp_path):
@@ -296,7 +261,7 @@ def test_a_signal_is_no_failure_of_the_metric_that_it_comes_in(monkeypatch, tmp_
         compare_samples(normal(0, 20), normal(1, 20))
 
 
-@cases(("num_real", "num_generated"), [(9000, 7000), (6000, 9000), (1500, 3000)])
+@cases(("num_real", "num_generated"), [(9000, 7000), (1500, 3000)])
 def test_metrics_are_given_the_first_points(monkeypatch, num_real, num_generated):
     def first_rows(real, generated):
         assert (real[:, 0] == np.arange(len(real))).all()

@@ -1,5 +1,5 @@
 """
-What becomes of what is killed, stopped or out of disk: `python -m tests.faults --minutes 60`.
+What becomes of commands that are killed, stopped or out of disk: `python -m tests.faults --minutes 60`.
 
 Kills, signals and full disks come before every file operation in turn.
 """
@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from faults.harness import as_markdown, attack, by_attack, failures
+from faults.harness import as_markdown, attack, failures
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
@@ -20,5 +20,6 @@ if __name__ == "__main__":
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         table = attack(Path(folder), options.minutes * 60, options.only, options.seed)
-    print(*as_markdown(table), "", *as_markdown(by_attack(table)), sep="\n")
+    print(*as_markdown(table), sep="\n")
+    print(f"{sum(row['cases'] for row in table.values())} attacks, {failures(table)} failures, seed {options.seed}.")
     sys.exit(failures(table) > 0)

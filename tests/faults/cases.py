@@ -49,9 +49,9 @@ class Case:
 
     faults = tuple(FAULTS)
 
-    def __init__(self, base, name, start, again=None, made_from=None, patch=None, has_workers=False):
-        self.base, self.name, self.made_from, self.patch, self.has_workers = base, name, made_from, patch, has_workers
-        self._start, self._again = start, again or start
+    def __init__(self, base, name, start, again=None, made_from=None, patch=None):
+        self.base, self.name, self.made_from, self.patch = base, name, made_from, patch
+        self.start, self.again = start, again or start  # from the folder to the command
         self.env = runs.environment()
 
     def folder(self, place):
@@ -61,12 +61,6 @@ class Case:
         if self.made_from is not None:
             shutil.copytree(self.made_from, folder)
         return folder
-
-    def start(self, folder):
-        return self._start(folder)
-
-    def again(self, folder):
-        return self._again(folder)
 
     def before(self, folder, at, fault, count_file, pipe):
         """What is called in its process, first."""
@@ -146,19 +140,15 @@ def end_of(folder):
 
 
 def _content(path):
-    if path.suffix in (".png", ".html", ".md", ".tex") or path.name == "manifest.json":
-        return "there"
-    if path.name in ("summary.parquet", "cost.csv"):  # of summary.json, and with times
-        return "there"
-    if path.name == "state.pt":
-        with contextlib.suppress(OSError, RuntimeError, ValueError):  # it may be damaged
+    if path.suffix in (".png", ".html", ".md", ".tex") or path.name in ("manifest.json", "summary.parquet", "cost.csv"):
+        return "there"  # of other files, and with times
+    with contextlib.suppress(OSError, RuntimeError, ValueError):  # it may be damaged
+        if path.name == "state.pt":
             return _bytes_of(torch.load(path, weights_only=True))
-    if path.name == "runs.parquet":
-        with contextlib.suppress(OSError, ValueError):  # it may be damaged
+        if path.name == "runs.parquet":
             runs = pandas.read_parquet(path)
             return runs[[name for name in runs if not name.endswith("_seconds")]].to_json()
-    if path.suffix == ".json":
-        with contextlib.suppress(ValueError):  # it may be damaged
+        if path.suffix == ".json":
             content = _without_times(json.loads(path.read_text()))
             return {**content, "config": None} if path.name == "trainer.json" else content
     return path.read_bytes()
@@ -223,7 +213,7 @@ def all_cases(base):
             Case(base, "resumed study", study(), made_from=done("study-stopped/out"), patch=save_stacks_often),
             Case(base, "local study", study("--executor=local")),
             Case(base, "resumed local study", study("--executor=local"), made_from=done("local study-stopped/out")),
-            Case(base, "pool study", pool, has_workers=True),
+            Case(base, "pool study", pool),
             Case(base, "finder", find),
             Case(base, "export", export),
             Push(base, hub),

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import time
 
-import psutil
 import started
 
 from . import cases as cases_module
@@ -18,7 +17,6 @@ from .injected import FAULTS, FULL_DISK, Pipe
 OUTCOMES = ("identical", "refused with a message", "traceback", "lost or different")
 IDENTICAL, REFUSED, TRACEBACK, LOST = OUTCOMES
 INSTANT = "SIGKILL at random instants"
-WORKER = "SIGKILL of a worker at random instants"
 _INSTANTS = 100  # of each case
 _GOES_ON_FROM = {"going back": "run", "resumed run": "run"}
 
@@ -36,8 +34,6 @@ class Attacks:
             for fault in case.faults:
                 yield f"{case.name}, {fault}", functools.partial(self._strikes, case, fault)
             yield f"{case.name}, {INSTANT}", functools.partial(self._instants, case)
-            if case.has_workers:
-                yield f"{case.name}, {WORKER}", functools.partial(self._instants, case, self._kill_worker)
 
     # --- what everything is compared with ---
 
@@ -89,22 +85,20 @@ class Attacks:
         where = f"before operation {at}"
         if status != 0 and "Traceback" in error:
             return TRACEBACK, f"{where}: {error}"
-        count = folder.parent / "count"
+        count, number = folder.parent / "count", FAULTS[fault]
         if status == 0 and count.exists() and int(count.read_text()) < at:  # there were fewer this time
             return self._compared(case, folder, where)
-        number = FAULTS[fault]
-        expected = (0, 2) if fault == FULL_DISK else {9: (-9,), 15: (-15, 143), 2: (-2, 130)}[number]
-        if status not in expected:
+        if status not in ((0, 2) if number is None else (-number, 128 + number)):
             return LOST, f"{where}: exit status {status}. {error}"
-        if fault == FULL_DISK and status == 2 and "No room" not in error:
+        if number is None and status == 2 and "No room" not in error:
             return LOST, f"{where}: not said that the disk is full. {error}"
-        if fault == FULL_DISK and status == 0:
+        if number is None and status == 0:
             return self._compared(case, folder, where)
         return self._goes_on(case, folder, where, signalled=fault in ("SIGTERM", "SIGINT"))
 
-    def _instants(self, case, kill=None):
+    def _instants(self, case):
         seconds = self.whole(case)[2]
-        return [functools.partial(kill or self._kill, case, self.random.uniform(0, seconds)) for _ in range(_INSTANTS)]
+        return [functools.partial(self._kill, case, self.random.uniform(0, seconds)) for _ in range(_INSTANTS)]
 
     def _kill(self, case, delay):
         folder, where = case.folder(self._next(case)), f"after {delay:.3f} s"
@@ -114,20 +108,6 @@ class Attacks:
         if process.returncode == 0:  # it took less time than usual
             return self._compared(case, folder, where)
         return self._goes_on(case, folder, where)
-
-    def _kill_worker(self, case, delay):
-        folder, where = case.folder(self._next(case)), f"a worker after {delay:.3f} s"
-        process = started.Started(*case.start(folder), env=case.env, before=case.patch)
-        time.sleep(delay)
-        with contextlib.suppress(psutil.NoSuchProcess):  # it took less time than usual
-            children = psutil.Process(process.pid).children()
-            workers = [child for child in children if "--multiprocessing-fork" in child.cmdline()]
-            if workers:
-                self.random.choice(workers).kill()
-        _, error = process.communicate()
-        if "Traceback" in error or process.returncode:
-            return (TRACEBACK if "Traceback" in error else LOST), f"{where}: exit status {process.returncode}. {error}"
-        return self._compared(case, folder, where)
 
     def _goes_on(self, case, folder, where, signalled=False):
         """The outcome once it is given again."""
@@ -172,18 +152,16 @@ class Attacks:
 
 def attack(base, seconds, only="", seed=0, report=print):
     """
-    The table, from row to outcome to number, of the rows whose name matches the regular expression `only`, within so many
-    seconds that are shared evenly; rows and their attacks come in an order shuffled by `seed`, and what there is no time
-    for is left out.
+    The table, from row to outcome to number, of rows whose name matches the regular expression `only`. The seconds are
+    shared evenly among them; rows and their attacks come in an order shuffled by `seed`, until the time is over.
     """
     table, ends_at = {}, time.monotonic() + seconds
     with cases_module.all_cases(base) as cases:
         rows = [row for row in Attacks(base, cases, seed).rows() if re.search(only, row[0])]
-        shuffled = random.Random(seed).sample(rows, len(rows))
-        for left, (name, make) in zip(range(len(rows), 0, -1), shuffled, strict=True):
+        for index, (name, make) in enumerate(random.Random(seed).sample(rows, len(rows))):
             if (now := time.monotonic()) > ends_at:
                 break
-            until, attacks = now + (ends_at - now) / left, make()
+            until, attacks = now + (ends_at - now) / (len(rows) - index), make()
             outcomes = table[name] = {"possible": len(attacks), "cases": 0, **dict.fromkeys(OUTCOMES, 0)}
             for one in attacks:
                 if time.monotonic() > until and outcomes["cases"]:
@@ -197,19 +175,11 @@ def attack(base, seconds, only="", seed=0, report=print):
 
 
 def as_markdown(table):
-    columns = list(next(iter(table.values())))
+    columns = ["possible", "cases", *OUTCOMES]
     yield f"| what | {' | '.join(columns)} |"
     yield "|---" * (len(columns) + 1) + "|"
     for name, outcomes in table.items():
         yield f"| {name} | {' | '.join(map(str, outcomes.values()))} |"
-
-
-def by_attack(table):
-    """The same, one row for each kind of attack, and one for all."""
-    rows = collections.defaultdict(collections.Counter)
-    for name, outcomes in table.items():
-        rows[name.rpartition(", ")[2]].update(outcomes)
-    return {**rows, "all": {column: sum(row[column] for row in rows.values()) for column in next(iter(rows.values()))}}
 
 
 def failures(table):

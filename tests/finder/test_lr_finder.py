@@ -4,20 +4,19 @@ import itertools
 import json
 import math
 import random
-import re
 from pathlib import Path
 
 import datasets
+import helpers
 import numpy as np
 import pytest
 import runs
 import started
 import torch
-from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from helpers import is_installed
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import cases
 from trainer_states import QUICK, assert_same, state_of
 
 from diffusers_lrlab import FinderConfig, TrainingConfig, find_lr
@@ -27,14 +26,9 @@ from diffusers_lrlab.finder import on_trainer
 from diffusers_lrlab.finder.find import find_lr_for_folder, find_lr_of, resolve_settings
 from diffusers_lrlab.finder.on_trainer import range_test_of
 from diffusers_lrlab.finder.range_test import OF_BATCHES, NoFiniteGradient, RangeTest, range_test
-from diffusers_lrlab.finder.result import disagreement, read_saved_result
-from diffusers_lrlab.finder.suggestions import RULES, Suggestion, combine, minimum_tenth, steepest
+from diffusers_lrlab.finder.result import read_saved_result
+from diffusers_lrlab.finder.suggestions import Suggestion, combine, minimum_tenth
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
-from diffusers_lrlab.training.kinds import kind_of
-from diffusers_lrlab.training.plan import make_plan
-from diffusers_lrlab.training.resolve import resolve_config
-from diffusers_lrlab.training.run_folder import RunFolder
-from diffusers_lrlab.training.trainer import Trainer
 
 FIND_LR = runs.SCRIPT.with_name("find_lr.py")
 DRIVER = Path(__file__).parents[1] / "scripts" / "finder_driver.py"
@@ -53,15 +47,7 @@ def fall(middle, width=0.4):
 
 
 VALLEY = 0.2 + fall(-4.5) + np.maximum(X + 2.8, 0) ** 2 * 5  # falls at 10^-4.5, is least at up to 10^-2.8, rises
-
-
-def test_expected_rates():
-    assert steepest(LRS, VALLEY).lr == pytest.approx(10**-4.5, rel=0.1)
-    middle = 10 ** np.mean(X[(LRS > 10**-4.2) & (LRS < 10**-2.7)])  # of the flat bottom
-    assert minimum_tenth(LRS, VALLEY).lr == pytest.approx(middle / 10, rel=0.25)
-    for rule in RULES.values():
-        suggestion = rule(LRS, VALLEY)
-        assert suggestion.interval[0] < suggestion.lr < suggestion.interval[1]
+MIDDLE = 10 ** np.mean(X[(LRS > 10**-4.2) & (LRS < 10**-2.7)])  # of its flat bottom
 
 
 def with_noise(seed):
@@ -72,20 +58,17 @@ def with_spike(curve, place, width=1):
     return np.where((np.arange(len(X)) >= place) & (np.arange(len(X)) < place + width), 10 * curve, curve)
 
 
-DISTURBED = {
-    **{f"noise {seed}": with_noise(seed) for seed in range(3)},
-    "a spike": with_spike(VALLEY, 20),
-    "a long spike": with_spike(VALLEY, 20, 8),
-    "a spike where the noise is measured at the start": with_spike(with_noise(0), 4),
-    "a spike where the noise is measured before the minimum": with_spike(with_noise(0), 62),
-    "an explosion": np.where(np.arange(len(X)) < 96, VALLEY, [*np.zeros(96), 3, 10, math.inf, math.nan, 1]),
-}
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", DISTURBED)
-def test_disturbances_move_them_little(rule, name):
-    assert 0.5 < RULES[rule](LRS, DISTURBED[name]).lr / RULES[rule](LRS, VALLEY).lr < 2
+@cases("losses", [
+    VALLEY, *map(with_noise, range(3)), with_spike(VALLEY, 20), with_spike(VALLEY, 20, 8),
+    with_spike(with_noise(0), 4),  # where the noise is measured at the start
+    with_spike(with_noise(0), 62),  # and before the minimum
+    np.where(np.arange(len(X)) < 96, VALLEY, [*np.zeros(96), 3, 10, math.inf, math.nan, 1]),
+])  # fmt: skip
+def test_a_tenth_of_the_bottom_is_suggested_and_disturbances_move_it_little(losses):
+    suggestion, undisturbed = minimum_tenth(LRS, losses), minimum_tenth(LRS, VALLEY).lr
+    assert undisturbed == pytest.approx(MIDDLE / 10, rel=0.25)
+    assert 0.5 < suggestion.lr / undisturbed < 2
+    assert suggestion.interval[0] < suggestion.lr < suggestion.interval[1]
 
 
 NOISES = {
@@ -156,11 +139,10 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", REFUSED)
-def test_refusals(rule, name):
+@cases("name", REFUSED)
+def test_refusals(name):
     losses, reason = REFUSED[name]
-    suggestion = RULES[rule](LRS, losses)
+    suggestion = minimum_tenth(LRS, losses)
     assert suggestion.lr is None is suggestion.interval
     assert reason in suggestion.reason
     assert suggestion.is_noise is (name == "noise") is ("by more than the noise of independent losses" in suggestion.reason)
@@ -169,23 +151,21 @@ def test_refusals(rule, name):
 def test_input_that_is_no_curve():
     for lrs in (LRS[::-1], np.zeros(101), LRS[:50], np.ones((101, 1))):
         with pytest.raises(ValueError, match="lrs"):
-            steepest(lrs, VALLEY)
+            minimum_tenth(lrs, VALLEY)
 
 
 def test_a_minimum_that_is_not_in_sight():
     suggestion = minimum_tenth(LRS, 0.2 + fall(-2, width=4))
     assert suggestion.lr is None
     assert "still falls at the highest rate, 0.01" in suggestion.reason
-    assert steepest(LRS, 0.2 + fall(-3)).lr == pytest.approx(1e-3, rel=0.1)
     suggestion = minimum_tenth(LRS, np.where(LRS < 1e-3, 0.2 + fall(-3.5, width=1), np.nan))
     assert suggestion.lr == pytest.approx(1e-4, rel=0.15)
     assert "the last rate with a finite loss" in suggestion.reason
 
 
-@given(st.lists(st.floats(0.01, 100) | st.just(math.nan), min_size=1, max_size=40), st.sampled_from(sorted(RULES)))
-def test_a_rule_names_a_rate_of_the_range_or_none(losses, rule):
-    lrs = np.geomspace(1e-6, 1e-1, len(losses))
-    suggestion = RULES[rule](lrs, losses)
+@given(st.lists(st.floats(0.01, 100) | st.just(math.nan), min_size=1, max_size=40))
+def test_a_suggestion_is_of_the_range_or_none(losses):
+    suggestion = minimum_tenth(np.geomspace(1e-6, 1e-1, len(losses)), losses)
     assert suggestion.reason
     if suggestion.lr is not None:
         assert 1e-7 * 0.99 <= suggestion.interval[0] <= suggestion.lr * 1.0001
@@ -193,9 +173,10 @@ def test_a_rule_names_a_rate_of_the_range_or_none(losses, rule):
 
 
 @given(st.floats(0.1, 10), st.floats(1e-3, 1e3))
-def test_rules_have_no_unit(stretch, scale):
-    for rule in RULES.values():
-        assert rule(LRS * stretch, VALLEY * scale).lr == pytest.approx(stretch * rule(LRS, VALLEY).lr, rel=1e-6)
+def test_the_suggestion_has_no_unit(stretch, scale):
+    assert minimum_tenth(LRS * stretch, VALLEY * scale).lr == pytest.approx(
+        stretch * minimum_tenth(LRS, VALLEY).lr, rel=1e-6
+    )
 
 
 def test_several_tests_are_combined():
@@ -208,37 +189,16 @@ def test_several_tests_are_combined():
     assert combine([]).lr is None
 
 
-def test_rules_that_disagree_say_so():
-    steepest = Suggestion(1e-4, "")
-    for other in (None, 2.9e-4):
-        assert disagreement({"steepest": steepest, "minimum_tenth": Suggestion(other, "")}) is None
-    far = disagreement({"steepest": steepest, "minimum_tenth": Suggestion(1e-3, "")})
-    assert far.startswith("The rules disagree: minimum_tenth suggests 0.001, steepest 0.0001, 10.0 times less.")
-
-
 # --- settings --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"start_lr": 6e-3}, "--end_lr 0.01: must be at least 2 times --start_lr, got --start_lr 0.006. Hint: "),
-        ({"num_updates": 9}, "--num_updates 9: must be a whole number in [10, 1e6]"),
-    ],
-    ids=str,
-)
-def test_settings_that_cannot_be(options, text):
-    with pytest.raises(LabError, match=re.escape(text)):
-        resolve_settings(FinderConfig(**options), "adamw")
-
-
-def test_the_range_follows_the_optimizer():
+def test_settings_follow_the_optimizer_and_are_checked():
     assert resolve_settings(FinderConfig(), "adamw").start_lr == 1e-7
     assert resolve_settings(FinderConfig(), "sgd:momentum=0.8").end_lr == pytest.approx(1.0)
     with pytest.raises(LabError, match="'prodigy' finds its learning rate by itself"):
         resolve_settings(FinderConfig(), "prodigy")
-    with pytest.raises(LabError, match=r"settings=.* of find_lr\(\): must be a FinderConfig or None, got "):
-        find_lr(TrainingConfig(**POINTS), {"num_updates": 20})
+    with pytest.raises(LabError, match=r"--end_lr 0.01: must be at least 2 times --start_lr, got --start_lr 0.006. Hint: "):
+        resolve_settings(FinderConfig(start_lr=6e-3), "adamw")
 
 
 def test_rates_are_spaced_evenly_and_go_on_by_two_decades_or_for_as_long_again():
@@ -255,24 +215,18 @@ POINTS = {
     **{"ddpm_num_steps": 20, "num_inference_steps": 2, "output_dir": "run", "validation_steps": 8},
 }
 MLP = {"dimension": 2, "hidden_size": 64, "num_layers": 1, "embedding_size": 16}
-DATA = {}
 
 
 def make_trainer(folder, model=None, **options):
-    config = resolve_config(TrainingConfig(**{**POINTS, **options}))
-    source = config.dataset_name or config.train_data_dir
-    if source not in DATA:
-        DATA[source] = kind_of(config).load_data(config, 1)
-    AcceleratorState._reset_state(reset_partial_state=True)
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=config.gradient_accumulation_steps)
-    plan = make_plan(config, DATA[source], model or MLP)
-    return Trainer(plan, DATA[source], accelerator, RunFolder(folder))
+    return helpers.make_trainer(
+        folder, {**{key: POINTS[key] for key in POINTS if key != "output_dir"}, **options}, model or MLP
+    )
 
 
 CASES = {
     name: {"optimizer": name}
     for name, entry in OPTIMIZERS.items()
-    if is_installed(name) and "learning_rate" not in entry.facts
+    if helpers.is_installed(name) and "learning_rate" not in entry.facts
 }
 CASES["schedulefree_adamw"] = {**CASES.get("schedulefree_adamw", {}), "use_ema": False, "lr_scheduler": "constant"}
 CASES |= {
@@ -443,21 +397,24 @@ def test_from_python(tmp_path):
         TrainingConfig(**POINTS),
         FinderConfig(**QUICK),
     )
-    assert list(result.suggestions) == list(RULES)
     result.save(str(tmp_path))
     found = json.loads((tmp_path / "lr_finder.json").read_text())
     assert len(found["sweeps"]) == 2
     assert (tmp_path / "lr_finder.png").stat().st_size > 10_000
-    assert repr(result).endswith(", rule='minimum_tenth')")
+    assert repr(result) == f"FinderResult({result.suggestion})"
+    assert found["suggestion"]["reason"] == result.suggestion.reason
 
 
 def test_errors_from_python_name_the_argument():
-    with pytest.raises(LabError, match=r"^repeats=0: must be"):
-        find_lr(TrainingConfig(**POINTS), FinderConfig(repeats=0))
-    with pytest.raises(LabError, match=r"repeats='3' of FinderConfig\(\): must be a whole number, got '3'"):
-        find_lr(TrainingConfig(**POINTS), FinderConfig(repeats="3"))
-    with pytest.raises(LabError, match=r"^train_batch_size=0: must be"):
-        find_lr(TrainingConfig(**{**POINTS, "train_batch_size": 0}))
+    for settings, options, text in (
+        ({"repeats": 0}, {}, r"^repeats=0: must be"),
+        ({"repeats": "3"}, {}, r"repeats='3' of FinderConfig\(\): must be a whole number, got '3'"),
+        ({}, {"train_batch_size": 0}, r"^train_batch_size=0: must be"),
+    ):
+        with pytest.raises(LabError, match=text):
+            find_lr(TrainingConfig(**{**POINTS, **options}), FinderConfig(**settings))
+    with pytest.raises(LabError, match=r"settings=.* of find_lr\(\): must be a FinderConfig or None, got "):
+        find_lr(TrainingConfig(**POINTS), {"num_updates": 20})
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
@@ -498,7 +455,7 @@ def test_auto_takes_what_the_script_finds_and_says_why(auto):
     base, shown, warned, told, lr = auto
     assert "and not the finder: --eval_batch_size, --distance_samples, --lr_scheduler, " in warned
     assert json.loads((base / "found/lrlab/lr_finder.json").read_text())["learning_rate"] == lr
-    assert re.search(rf"minimum_tenth +{lr:.2g}", shown)
+    assert f"Suggested learning rate: {lr:.2g} (" in shown
     assert f"Learning rate {lr:g}, as the finder suggests." in told
     assert "a tenth of" in told
 
@@ -512,26 +469,18 @@ def test_a_run_after_the_finder_is_one_without_it_and_its_card_shows_it(auto):
     assert losses[0] == losses[1] == losses[2]
     for name in ("auto", "found"):
         card = (base / name / "README.md").read_text()
-        assert "The finder's test before the run (`minimum_tenth`, 3 times" in card
+        assert "The finder's test before the run (3 times" in card
         assert "lrlab/lr_finder.png" in card
         assert (base / name / "lrlab/lr_finder.png").exists()
     assert "finder" not in (base / "given/README.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("script", "argument", "text"),
-    [
-        (runs.SCRIPT, "--learning_rate=quick", "--learning_rate: must be a number, such as 1e-4, or auto, got 'quick'"),
-        (FIND_LR, "--scale_lr=sqrt", "--scale_lr is for training and has no effect on the finder. Leave it out."),
-        (FIND_LR, "--start_lr=1", "--end_lr 0.01: must be at least 2 times --start_lr, got --start_lr 1."),
-    ],
-)
-def test_wrong_input(tmp_path, monkeypatch, script, argument, text):
-    monkeypatch.chdir(tmp_path)
-    status, _, told = started.run(script, argument, env=runs.environment())
+def test_an_option_of_training_is_refused_by_the_script(tmp_path):
+    status, _, told = started.run(FIND_LR, "--scale_lr=sqrt", f"--output_dir={tmp_path / 'run'}", env=runs.environment())
     assert status == 2
-    assert text in told
+    assert "--scale_lr is for training and has no effect on the finder. Leave it out." in told
     assert "Traceback" not in told
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

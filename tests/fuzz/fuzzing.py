@@ -17,14 +17,8 @@ class Tally:
 
     cases: int = 0
     accepted: int = 0
-    hangs: int = 0
     slowest: float = 0.0  # seconds
     failures: dict[str, object] = field(default_factory=dict)  # from what went wrong to the smallest input
-
-    @property
-    def row(self):
-        tracebacks = len(self.failures) - self.hangs
-        return (self.cases, self.accepted, self.cases - self.accepted, tracebacks, self.hangs, f"{self.slowest:.1f}")
 
 
 def corpus():
@@ -36,28 +30,21 @@ def search(kind, count, seed, tally=None):
     """Tries so many inputs of a kind; the smallest that fails is in `tally.failures`."""
     tally = tally or Tally()
     last = []
+    quiet = {"print_blob": False, "verbosity": hypothesis.Verbosity.quiet, "report_multiple_bugs": False}
+    unlimited = {"deadline": None, "suppress_health_check": list(hypothesis.HealthCheck)}
 
     @hypothesis.seed(seed)
-    @hypothesis.settings(
-        max_examples=count,
-        deadline=None,
-        database=None,
-        report_multiple_bugs=False,
-        print_blob=False,
-        suppress_health_check=list(hypothesis.HealthCheck),
-        verbosity=hypothesis.Verbosity.quiet,
-    )
+    @hypothesis.settings(max_examples=count, database=None, **quiet, **unlimited)
     @hypothesis.given(TARGETS[kind][0])
     def each(given):
         tally.cases += 1
         started = time.monotonic()
         try:
             tally.accepted += check(kind, given)
-        except Hang as hang:
+        except BaseException as error:
             last[:] = [given]
-            raise TimeoutError(str(hang)) from None  # hypothesis lets other exceptions than these through
-        except BaseException:
-            last[:] = [given]
+            if isinstance(error, Hang):  # hypothesis lets it through
+                raise TimeoutError(str(error)) from None
             raise
         finally:
             tally.slowest = max(tally.slowest, time.monotonic() - started)
@@ -67,7 +54,5 @@ def search(kind, count, seed, tally=None):
     except Exception as error:
         if not last:
             raise  # it is the input that cannot be made
-        tally.hangs += isinstance(error, TimeoutError)
-        what = f"{type(error).__name__}: {error}"[:300]
-        tally.failures.setdefault(what, last[0])
+        tally.failures.setdefault(f"{type(error).__name__}: {error}"[:300], last[0])
     return tally

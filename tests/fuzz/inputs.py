@@ -1,7 +1,5 @@
-"""What people, files and repositories might say: strategies of hypothesis, mostly near to what is allowed."""
+"""Generated options, files and records: strategies of hypothesis, mostly close to what is allowed."""
 
-import base64
-import io
 import json
 import math
 import re
@@ -9,10 +7,9 @@ import typing
 
 import yaml
 from hypothesis import strategies as st
-from PIL import Image
 
 from diffusers_lrlab.core.options import options_of
-from diffusers_lrlab.core.ranges import Range
+from diffusers_lrlab.core.values import Range
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.training.config import TrainingConfig
 
@@ -22,40 +19,52 @@ _HINTS = typing.get_type_hints(TrainingConfig) | typing.get_type_hints(FinderCon
 OPTIONS = {
     name: known for name, known in (options_of(TrainingConfig) | options_of(FinderConfig)).items() if name not in _ELSEWHERE
 }
-
+_OPTION_NAMES = st.sampled_from(sorted(OPTIONS))
 _WORDS = st.text(st.characters(codec="utf-8", exclude_characters="/"), max_size=12)
 _ODD_NUMBERS = st.sampled_from(
     ["-1", "0", "1e5", "1.5", "-0", "nan", "-inf", "inf", "1e999", "1e-320", "0x10", "1_000", " 5", "", "True", "٣", "½"]
     + [str(10**10), "1" + "0" * 400, "9" * 5000, str(2**63), str(-(2**63)), "1e308", "0.1e1"]
 )
 _NAMES = st.sampled_from(["dino", "digits", "circle", "moons", "dinos", "no-such-folder", ".", ""])
+_ABSENT = object()
 
 
-def _number(known, kind):
-    """A number in an option's range, as text."""
-    low, high = (known.range or Range("[0, 1e6]")).bounds
-    usual = min(high, 2000)
-    if kind is int:
-        return st.one_of(st.integers(int(low), int(usual)), st.integers(int(low), int(high))).map(str)
-    return st.floats(float(low), float(usual)).map(repr)
+def _values():
+    """Values of parameters; of "@30", [`_mutated`] makes lists within lists."""
+    usual = st.one_of(
+        st.integers(-2, 1000), st.floats(0, 1), st.booleans(), st.sampled_from(["linear", "cosine", "rex:d=0.9"])
+    )
+    odd = st.one_of(st.integers(), st.floats(), st.none(), _WORDS, st.sampled_from([10**400, 1e300, 5e-324, 2**53]))
+    deep = st.sampled_from(["@30", "@400", "@2000"])
+    return st.one_of(usual, usual, usual, st.lists(usual, max_size=4), odd, deep)
 
 
 @st.composite
-def specs(draw, registry):
+def _mutated(draw, text):
+    """The text, seldom with a part of it taken away, doubled, or replaced."""
+    text = re.sub("""["']?@([0-9]+)["']?""", lambda depth: "[" * int(depth[1]) + "]" * int(depth[1]), text)
+    if draw(st.integers(0, 3)) or not text:
+        return text
+    start = draw(st.integers(0, len(text) - 1))
+    end = draw(st.integers(start, len(text)))
+    return text[:start] + draw(st.one_of(st.just(""), st.just(2 * text[start:end]), _WORDS)) + text[end:]
+
+
+@st.composite
+def _specs(draw, registry):
     """A spec string of a registry's names, with parameters of theirs, of others, and broken ones."""
-    name = draw(st.one_of(st.sampled_from(sorted(registry)), st.sampled_from(sorted(registry)), _WORDS))
+    known_names = st.sampled_from(sorted(registry))
+    name = draw(st.one_of(known_names, known_names, _WORDS))
     known = [*registry[name].parameters, *registry[name].common] if name in registry else []
-    kwargs = {}
-    for parameter in draw(st.lists(st.sampled_from(known), max_size=2)) if known else ():
-        kwargs[parameter.name] = draw(_fitting(parameter))
+    kwargs = {
+        each.name: draw(_fitting(each)) for each in (draw(st.lists(st.sampled_from(known), max_size=2)) if known else ())
+    }
     if draw(st.integers(0, 2)) == 0:
         kwargs |= draw(st.dictionaries(st.sampled_from([*kwargs, "gamma", "d", "schedules", "x"]), _values(), max_size=2))
     if draw(st.booleans()):
-        text = f"{name}:{json.dumps(kwargs)}"
-    else:
-        pairs = (f"{key}={value if isinstance(value, str) else _listed(value)}" for key, value in kwargs.items())
-        text = ":".join(filter(None, [name, ",".join(pairs)]))
-    return draw(_mutated(text))
+        return draw(_mutated(f"{name}:{json.dumps(kwargs)}"))
+    pairs = (f"{key}={value if isinstance(value, str) else _listed(value)}" for key, value in kwargs.items())
+    return draw(_mutated(":".join(filter(None, [name, ",".join(pairs)]))))
 
 
 def _fitting(parameter):
@@ -74,56 +83,29 @@ def _listed(value):
     return f"[{'|'.join(map(_listed, value))}]" if isinstance(value, list) else json.dumps(value)
 
 
-def _values():
-    """Values of parameters."""
-    usual = st.one_of(
-        st.integers(-2, 1000), st.floats(0, 1), st.booleans(), st.sampled_from(["linear", "cosine", "rex:d=0.9"])
-    )
-    odd = st.one_of(st.integers(), st.floats(), st.none(), _WORDS, st.sampled_from([10**400, 1e300, 5e-324, 2**53]))
-    return st.one_of(usual, usual, usual, st.lists(usual, max_size=4), odd, _deep())
-
-
-def _deep():
-    """What [`_mutated`] makes a list within lists of."""
-    return st.sampled_from(["@30", "@400", "@2000"])
-
-
-@st.composite
-def _mutated(draw, text):
-    """The text, seldom with a part of it taken away, doubled, or replaced."""
-    text = re.sub("""["']?@([0-9]+)["']?""", lambda depth: "[" * int(depth[1]) + "]" * int(depth[1]), text)
-    if draw(st.integers(0, 3)) or not text:
-        return text
-    start = draw(st.integers(0, len(text) - 1))
-    end = draw(st.integers(start, len(text)))
-    return text[:start] + draw(st.one_of(st.just(""), st.just(2 * text[start:end]), _WORDS)) + text[end:]
-
-
-@st.composite
-def value_of(draw, name):
+def _value_of(name):
     """A value of an option, as it is typed."""
     known, hint = OPTIONS[name], _HINTS[name]
     kinds = {hint, *typing.get_args(hint)}
-    choices = [choice for kind in kinds if typing.get_origin(kind) is typing.Literal for choice in typing.get_args(kind)]
     if name == "dataset_name":
-        return draw(_NAMES)
+        return _NAMES
     if known.registry:
-        return draw(specs(known.entries))
+        return _specs(known.entries)
     if name.endswith("_kwargs"):
-        return draw(
-            st.dictionaries(st.sampled_from(["gamma", "d", "sigma", "momentum", "x"]), _values(), max_size=2)
-            .map(json.dumps)
-            .flatmap(_mutated)
-        )
+        keys = st.sampled_from(["gamma", "d", "sigma", "momentum", "x"])
+        return st.dictionaries(keys, _values(), max_size=2).map(json.dumps).flatmap(_mutated)
     if int in kinds or float in kinds:
-        usual = _number(known, int if int in kinds else float)
-        return draw(st.one_of(usual, usual, usual, _ODD_NUMBERS))
+        low, high = map(float, (known.range or Range("[0, 1e6]")).bounds)
+        usual = min(high, 2000.0)
+        if int in kinds:
+            fits = st.one_of(st.integers(int(low), int(usual)), st.integers(int(low), int(high))).map(str)
+        else:
+            fits = st.floats(low, usual).map(repr)
+        return st.one_of(fits, fits, fits, _ODD_NUMBERS)
     if bool in kinds:
-        return draw(st.sampled_from(["true", "false", "True", "1", "no", "maybe", ""]))
-    return draw(st.one_of(st.sampled_from([*map(str, choices), "none", "latest"]), _WORDS))
-
-
-_OPTION_NAMES = st.sampled_from(sorted(OPTIONS))
+        return st.sampled_from(["true", "false", "True", "1", "no", "maybe", ""])
+    choices = [choice for kind in kinds if typing.get_origin(kind) is typing.Literal for choice in typing.get_args(kind)]
+    return st.one_of(st.sampled_from([*map(str, choices), "none", "latest"]), _WORDS)
 
 
 @st.composite
@@ -131,8 +113,7 @@ def argument_lists(draw):
     """A command line for training or for the finder."""
     arguments = [f"--dataset_name={draw(_NAMES)}"] if draw(st.booleans()) else []
     for name in draw(st.lists(_OPTION_NAMES, min_size=1, max_size=4)):
-        form = draw(st.integers(0, 9))
-        value = draw(value_of(name)).replace("\0", "")
+        form, value = draw(st.integers(0, 9)), draw(_value_of(name)).replace("\0", "")
         if _HINTS[name] is bool and form < 5:
             arguments.append(draw(st.sampled_from([f"--{name}", f"--no_{name}"])))
         elif form == 9:
@@ -147,29 +128,22 @@ def configurations(draw):
     """The text of a YAML file of options."""
     fields = {}
     for name in draw(st.lists(_OPTION_NAMES, max_size=4)):
-        text = draw(value_of(name))
-        fields[name] = draw(st.one_of(st.just(text), st.just(_as_yaml_reads(text)), _values()))
+        text = draw(_value_of(name))
+        try:
+            typed = json.loads(text)
+        except (ValueError, RecursionError):
+            typed = text
+        fields[name] = draw(st.one_of(st.just(text), st.just(typed), _values()))
     return draw(_mutated(yaml.safe_dump(fields)))
-
-
-def _as_yaml_reads(text):
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 @st.composite
 def studies(draw):
     """The text of a YAML file of a study."""
-    arm_fields = st.dictionaries(
-        st.sampled_from(["lr_scheduler", "learning_rate", "controls", "optimizer", "seed", "description", "learning_rates"]),
-        _values(),
-        max_size=2,
-    )
-    arms = {"cosine": {"lr_scheduler": "cosine"}} | draw(
-        st.dictionaries(st.sampled_from(["a", "b", "--", 1]), arm_fields, max_size=2)
-    )
+    fields = ["lr_scheduler", "learning_rate", "controls", "optimizer", "seed", "description", "learning_rates"]
+    arm = st.dictionaries(st.sampled_from(fields), _values(), max_size=2)
+    arms = {"cosine": {"lr_scheduler": "cosine"}}
+    arms |= draw(st.dictionaries(st.sampled_from(["a", "b", "--", 1]), arm, max_size=2))
     spec = {"base": {"max_train_steps": 10}, "arms": arms, "datasets": ["dino"]}
     keys = ["title", "base", "arms", "datasets", "seeds", "learning_rates", "baseline", "metrics", "primary_metric"]
     keys += ["tune", "evaluation_points", "speedup_metric", "x"]
@@ -179,44 +153,16 @@ def studies(draw):
 
 @st.composite
 def damaged_json(draw, good):
-    """The text of a JSON file of ours, with values of other kinds and sizes in it."""
+    """The text of a JSON file, with values of other kinds and sizes in it."""
     data = json.loads(json.dumps(good))
     for _ in range(draw(st.integers(0, 3))):
-        place = data
-        while isinstance(place, dict) and place:
-            key = draw(st.sampled_from(sorted(place)))
-            if not isinstance(place[key], dict) or draw(st.booleans()):
-                place[key] = draw(st.one_of(_values(), st.just(_ABSENT)))
-                if place[key] is _ABSENT:
-                    del place[key]
+        inner = data
+        while isinstance(inner, dict) and inner:
+            key = draw(st.sampled_from(sorted(inner)))
+            if not isinstance(inner[key], dict) or draw(st.booleans()):
+                inner[key] = draw(st.one_of(_values(), st.just(_ABSENT)))
+                if inner[key] is _ABSENT:
+                    del inner[key]
                 break
-            place = place[key]
+            inner = inner[key]
     return draw(_mutated(json.dumps(data)))
-
-
-_ABSENT = object()
-
-
-@st.composite
-def cards(draw):
-    """The text of a README with metadata."""
-    data = draw(st.dictionaries(st.sampled_from(["license", "tags", "model-index", "datasets", "x"]), _values(), max_size=3))
-    return draw(_mutated(f"---\n{yaml.safe_dump(data)}---\n\n# Title\n\ntext\n"))
-
-
-@st.composite
-def image_bytes(draw):
-    """The bytes of an image file, as base64, which may be damaged."""
-    mode = draw(st.sampled_from(["L", "RGB", "RGBA", "P", "1", "I;16", "I", "F", "CMYK", "LA"]))
-    size = draw(st.sampled_from([(1, 1), (8, 8), (3, 9), (1, 60000), (60000, 1)]))
-    kind = draw(st.sampled_from(["PNG", "TIFF", "JPEG", "GIF"]))
-    file = io.BytesIO()
-    kind = "TIFF" if mode == "I" else kind  # pillow warns of it as PNG
-    try:
-        Image.new(mode, size).save(file, kind)
-    except (OSError, KeyError, ValueError):  # not in this format
-        Image.new("L", size).save(file, "PNG")
-    data = bytearray(file.getvalue())
-    for _ in range(draw(st.integers(0, 3))):
-        data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
-    return base64.b64encode(bytes(data[: draw(st.integers(1, len(data)))] if draw(st.booleans()) else data)).decode()

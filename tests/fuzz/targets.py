@@ -1,10 +1,9 @@
-"""What is done with a made-up input, up to where work would start, and what must be true if it is accepted.
+"""What is done with a generated input, up to where work would start, and what must be true if it is accepted.
 
 An input is accepted, or refused by a `LabError`. Anything else is a finding: another exception, a case that takes longer
 than a minute, an option that was given and is not there.
 """
 
-import base64
 import contextlib
 import json
 import shlex
@@ -19,11 +18,8 @@ from fuzz import inputs
 from hypothesis import strategies as st
 
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.data.images import ImageTransform
 from diffusers_lrlab.finder.range_test import FinderConfig
-from diffusers_lrlab.hub.contents import parsed_card
-from diffusers_lrlab.hub.records import read_log, updates_done
-from diffusers_lrlab.hub.transfer import files_to_take
+from diffusers_lrlab.hub.records import read_log
 from diffusers_lrlab.run.check import check_folder
 from diffusers_lrlab.study.spec.expansion import expand, expand_tuning
 from diffusers_lrlab.study.spec.reading import load_spec
@@ -35,6 +31,7 @@ from diffusers_lrlab.training.run_folder import RunFolder
 
 FIXTURE = Path(__file__).parents[1] / "compatibility" / "v0.1.0"
 SECONDS = 60  # that a case may take
+_WRITTEN = ("run.yaml", "study.yaml", "run.json", "metrics.jsonl")  # by this file
 
 
 class Hang(BaseException):
@@ -57,41 +54,20 @@ def _at_most(seconds):
 
 def check(kind, given, seconds=SECONDS):
     """Whether an input is accepted; raises what a user must never see."""
+    refused, status = None, 0
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), _at_most(seconds), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        refused, end = _outcome(TARGETS[kind][1], given)
+        try:
+            TARGETS[kind][1](given)
+        except LabError as error:
+            refused = str(error)
+        except SystemExit as end:  # as --help does
+            status = end.code
         assert refused is None or 0 < len(refused.strip()) < 4000, f"an error of {len(refused)} characters"
-        assert not end, f"exit status {end}"
-        left = [
-            path
-            for path in Path(folder).rglob("*")
-            if path.name not in _OURS and path.is_file() and kind != "files of repositories"
-        ]
+        assert not status, f"exit status {status}"
+        left = [path for path in Path(folder).rglob("*") if path.name not in _WRITTEN and path.is_file()]
         assert not left, f"{left} were written"
     return refused is None
-
-
-def _outcome(function, given):
-    """The text of the error, if it is refused, and the exit status, if it ends the program, as --help does."""
-    try:
-        function(given)
-    except LabError as error:
-        return str(error), 0
-    except SystemExit as end:
-        return None, end.code
-    return None, 0
-
-
-_OURS = (
-    "run.yaml",
-    "study.yaml",
-    "run.json",
-    "metrics.jsonl",
-    "schedule.json",
-    "README.md",
-    "model_index.json",
-    "spec.yaml",
-)
 
 
 def _write(name, text):
@@ -99,9 +75,6 @@ def _write(name, text):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8", errors="surrogatepass")
     return path
-
-
-# --- options -----------------------------------------------------------------------------------------------------------
 
 
 def _arguments(given):
@@ -122,9 +95,9 @@ def _configuration(text):
     resolved = resolve_and_check(config)  # which also refuses numbers that are none any more
     for name, value in read_yaml(str(path), "--config").items():
         taken = getattr(config, name)
-        as_text = {str(value), json.dumps(value), repr(value)} if not isinstance(value, str) else {value}
+        texts = {value} if isinstance(value, str) else {str(value), json.dumps(value), repr(value)}
         taken_as = {str(taken), json.dumps(taken), repr(taken)} | ({f"{taken:g}"} if isinstance(taken, float) else set())
-        same = taken == value or as_text & taken_as or _number_in(value) == taken or name == "learning_rate"
+        same = taken == value or texts & taken_as or _number_in(value) == taken or name == "learning_rate"
         assert same or isinstance(taken, bool) or name == "mixed_precision", f"{name} is {taken!r} instead of {value!r}"
     _check_repeated(config, resolved)
 
@@ -141,18 +114,13 @@ def _study(text):
     expand(spec)
 
 
-# --- records and what was downloaded --------------------------------------------------------------------------------------
-
-
 def _record(text):
     _write("lrlab/run.json", text)
-    folder = Path()
-    check_folder(folder)
+    check_folder(Path())
     for overwrite in (False, True):
         with contextlib.suppress(LabError):
-            check_fresh(RunFolder(folder), overwrite)
-    recorded = repeated_options(folder)
-    path = _write("run.yaml", yaml.safe_dump(recorded))
+            check_fresh(RunFolder(Path()), overwrite)
+    path = _write("run.yaml", yaml.safe_dump(repeated_options(Path())))
     resolve_and_check(parse_arguments(["--config", str(path), "--output_dir", "again"], ""))
 
 
@@ -160,7 +128,6 @@ def _log(text):
     folder = RunFolder(_logged(text))
     folder.rewind(folder, 2, 1)
     rows = read_log(_logged(text))
-    updates_done(Path(), {"run": {"status": "failed"}, "train": {}})
     assert all(isinstance(row["update"], int) for row in rows)
 
 
@@ -168,46 +135,8 @@ def _logged(text):
     return _write("lrlab/metrics.jsonl", text).parents[1]
 
 
-def _downloaded(given):
-    name, text = given
-    if files_to_take("user/name", [name]):
-        _write(name, text)
-    if name == "README.md":
-        parsed_card(text, name)
-
-
-def _image(text):
-    cell = {"bytes": base64.b64decode(text), "path": None}
-    transform = ImageTransform(8, 3, center_crop=True, random_flip=False, eight_bit=True, seed=0)
-    pixels = transform.augment(transform.read(cell), 0)
-    assert pixels.shape == transform.shape
-    assert pixels.isfinite().all()
-
-
-def _texts(name):
-    return (FIXTURE / name).read_text(encoding="utf-8")
-
-
-_RECORD = json.loads(_texts("run/lrlab/run.json"))
+_RECORD = json.loads((FIXTURE / "run/lrlab/run.json").read_text(encoding="utf-8"))
 _ROW = {"update": 1, "loss": 0.5, "lr": 1e-3, "beta1": 0.9, "grad_norm": 0.1}
-_INDEX = json.loads(_texts("run/model_index.json"))
-
-
-def _files():
-    """Pairs of the name and the text of a file in a repository."""
-    names = st.one_of(
-        st.sampled_from(["model_index.json", "lrlab/run.json", "spec.yaml", "../x.json", "a\\b.json"]), st.text(max_size=10)
-    )
-    texts = st.one_of(inputs.damaged_json(_INDEX), inputs.configurations(), inputs.studies())
-    return st.one_of(st.tuples(names, texts), st.tuples(st.just("README.md"), inputs.cards())).filter(
-        lambda file: _can_be_file(file[0])
-    )
-
-
-def _can_be_file(name):
-    return "\0" not in name and not name.endswith("/") and ".." not in Path(name).parts[1:]
-
-
 # Kind -> its inputs, and what is done with one.
 TARGETS = {
     "argument lists": (inputs.argument_lists(), _arguments),
@@ -215,6 +144,4 @@ TARGETS = {
     "studies": (inputs.studies(), _study),
     "records": (inputs.damaged_json(_RECORD), _record),
     "logs": (st.lists(inputs.damaged_json(_ROW), max_size=4).map("\n".join), _log),
-    "files of repositories": (_files(), _downloaded),
-    "images": (inputs.image_bytes(), _image),
 }

@@ -8,7 +8,7 @@ from made_up_studies import made_up_study
 from published import ROOT, run_folder
 
 from diffusers_lrlab.hub.dataset_folder import export_toy_dataset
-from diffusers_lrlab.study.analysis.runs_table import write_runs
+from diffusers_lrlab.study.reading import write_runs
 from diffusers_lrlab.study.report.report import write_report
 
 STUDY = ROOT / "model_cards" / "lr-study-2d"

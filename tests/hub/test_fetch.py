@@ -1,7 +1,6 @@
 """`lrlab pull` against `hub_server`: what comes down, and what is refused and leaves nothing behind."""
 
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -102,27 +101,25 @@ def test_a_download_is_held_against_the_manifest_in_it(hub, tmp_path, files):
     assert all(json.loads(out)["is_whole"] for _, out, _ in lrlab_each(whole, hub.env, tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("../outside.json", "a path that leads out of its folder"),
-        ("/outside.json", "a path that leads out of its folder"),
-        ("lrlab\\..\\outside.json", "a path that leads out of its folder"),
-        ("C:outside.json", "a path that leads out of its folder"),
-        ("unet/diffusion_pytorch_model.bin", "can run code when it is read; only safetensors"),
-        ("lrlab/random.npy", "can run code when it is read"),
-    ],
-)
-def test_what_cannot_be_trusted_is_refused_by_name(name, message):
-    with pytest.raises(LabError, match=re.escape(message)):
-        files_to_take("somebody/run", ["lrlab/run.json", name])
+def test_paths_that_lead_out_are_refused_and_formats_that_run_code_are_left():
+    for name in (
+        "../outside.json",
+        "/outside.json",
+        "lrlab/../../outside.json",
+        "lrlab\\..\\outside.json",
+        "C:outside.json",
+    ):
+        with pytest.raises(LabError, match="a path that leads out of its folder. Nothing was downloaded"):
+            files_to_take("somebody/run", ["lrlab/run.json", name])
+    code = ["unet/diffusion_pytorch_model.bin", "lrlab/random.npy", "pipeline.py", "checkpoint-100/random.json"]
+    assert files_to_take("somebody/run", ["lrlab/run.json", *code]) == ["lrlab/run.json"]
 
 
 def test_a_run_without_a_manifest_is_read(files, hub, tmp_path):
     changes = [
-        ({WEIGHTS: None}, "'unet' has no weights"),
-        ({WEIGHTS: b"\xff" * 100}, f"'{WEIGHTS}' is damaged"),
-        ({INDEX: b'{"_class_name": '}, f"'{INDEX}' is damaged (it cannot be read as JSON"),
+        ({WEIGHTS: None}, "unet' has no weights"),
+        ({WEIGHTS: b"\xff" * 100}, f"{WEIGHTS}' is damaged"),
+        ({INDEX: b'{"_class_name": '}, f"{INDEX}' is damaged (it cannot be read as JSON"),
         ({"lrlab/run.json": b"[" * 100_000}, "lrlab/run.json"),
     ]
     for number, (change, _) in enumerate(changes):

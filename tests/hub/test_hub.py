@@ -141,13 +141,6 @@ assert np.array_equal(*images)
     assert ("GET", f"/user/digits/resolve/{hub.model('user/digits').head}/model_index.json") in hub.requests
 
 
-def test_a_private_run_is_hidden_from_others(pushed, tmp_path):
-    _, hub, _ = pushed
-    env = hub.env_without("HF_TOKEN") | {"HF_HOME": str(tmp_path)}
-    code = "from huggingface_hub import hf_hub_download; hf_hub_download('user/digits', 'README.md')"
-    assert "RepositoryNotFoundError" in run("-c", code, env=env, cwd=tmp_path, status=1).stderr
-
-
 def test_the_token_is_written_nowhere(pushed):
     folder, hub, result = pushed
     texts = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} | hub.model("user/digits").files
@@ -175,28 +168,25 @@ except LabError as error:
 @pytest.mark.parametrize(
     ("env", "arguments", "message"),
     [
-        ({"HF_TOKEN": ""}, [], "needs a token with write permission. Run `hf auth login`"),
         ({}, ["--hub_token", "hf_wrong"], "Invalid user token"),
         ({"HF_ENDPOINT": "http://127.0.0.1:9"}, [], "cannot be reached"),
-        ({}, ["--hub_model_id", "a/b/c"], "Repo id must be in the form"),
         ({}, ["--hub_model_id", "somebody/else"], "check --hub_model_id"),
     ],
-    ids=["no-token", "wrong-token", "unreachable", "invalid-id", "foreign-id"],
+    ids=["wrong-token", "unreachable", "foreign-id"],
 )
 def test_refuses_before_training(hub, tmp_path, env, arguments, message):
     output = tmp_path / "run"
     program = [SCRIPT, *TINY, "--push_to_hub"] if "hf_wrong" in arguments else ["-c", CHECK]
     command = [*program, "--hub_model_id", "user/digits", *arguments, "--output_dir", str(output)]
     result = run(*command, env=hub.env | env, cwd=tmp_path, status=2)
-    assert "error: " in result.stderr
-    assert message in result.stderr
-    assert "--push_to_hub" in result.stderr or "--hub_model_id" in result.stderr
-    assert "Traceback" not in result.stderr
-    assert "hf_wrong" not in result.stdout + result.stderr
+    error = result.stderr
+    assert "error: " in error
+    assert message in error
+    assert "--push_to_hub" in error or "--hub_model_id" in error
+    assert "Traceback" not in error
+    assert "hf_wrong" not in result.stdout + error
     assert not output.exists()
-    assert set(hub.repos) <= {("models", "user/digits")}  # made before its license was refused
-    if not {"somebody/else", "my own"} & set(arguments):
-        assert ("POST", "/api/repos/create") not in hub.requests
+    assert not hub.repos
 
 
 def test_a_dry_run_checks_the_token_and_creates_nothing(hub, tmp_path):
@@ -208,13 +198,13 @@ PUSH_AGAIN = """
 import dataclasses, sys
 from pathlib import Path
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.hub.transfer import check_can_push, push_run
+from diffusers_lrlab.hub.transfer import check_can_push, push_folder, target_of_training
 from diffusers_lrlab.training.config import TrainingConfig
 
 config = TrainingConfig(output_dir="digits", push_to_hub=True)
 config = dataclasses.replace(config, hub_model_id=check_can_push(config))
 try:
-    push_run(Path(sys.argv[1]), config)
+    push_folder(Path(sys.argv[1]), target_of_training(config))
 except LabError as error:
     sys.exit(str(error))
 print(config.hub_model_id)
@@ -244,35 +234,22 @@ def test_a_failed_upload_tells_how_to_repeat_it(pushed, hub, tmp_path):
     assert set(hub.model("user/digits").files) == set(pushed[1].model("user/digits").files)
 
 
-def test_the_card_is_valid_and_complete(pushed, tmp_path):
+def test_the_card_is_valid_and_complete_and_has_the_results_of_the_run(pushed):
     folder, hub, _ = pushed
-    code = "import sys; from huggingface_hub import ModelCard; ModelCard.load(sys.argv[1]).validate()"
-    before = hub.requests.count(("POST", "/api/validate-yaml"))
-    run("-c", code, "user/digits", env=hub.env, cwd=tmp_path)
-    assert hub.requests.count(("POST", "/api/validate-yaml")) == before + 1
+    assert ("POST", "/api/validate-yaml") in hub.requests
     assert metadata_errors("# no metadata")  # or a card that passes would prove nothing
-
     card = ModelCard.load(folder / "README.md")
-    assert re.search(r"\{\{ |\{%", card.text) is None
-    assert "{%" not in card.text
-    assert "None" not in card.text
-    assert card.data.library_name == "diffusers"
-    assert card.data.pipeline_tag == "unconditional-image-generation"
+    assert re.search(r"\{\{ |\{%|None", card.text) is None
+    assert (card.data.library_name, card.data.pipeline_tag) == ("diffusers", "unconditional-image-generation")
     assert {"diffusers", "diffusers_lrlab", "cosine"} <= set(card.data.tags)
-    files = hub.model("user/digits").files
     for image in re.findall(r"!\[.*?\]\((.*?)\)", card.text):
-        assert files[image].startswith(b"\x89PNG")
-
-
-def test_the_cards_results_are_those_of_the_run(pushed):
-    folder, _, _ = pushed
+        assert hub.model("user/digits").files[image].startswith(b"\x89PNG")
     results = json.loads((folder / "lrlab" / "run.json").read_text())["train"]["results"]
-    evaluations = ModelCard.load(folder / "README.md").data.eval_results
-    assert {each.metric_name: each.metric_value for each in evaluations} == {
+    assert {each.metric_name: each.metric_value for each in card.data.eval_results} == {
         METRICS[key].card_label: results[key] for key in ("validation_loss_ema", "validation_loss")
     }
-    assert {each.metric_type for each in evaluations} == {"mse"}
-    assert {(each.task_type, each.dataset_type) for each in evaluations} == {("unconditional-image-generation", "digits")}
+    about = {(each.metric_type, each.task_type, each.dataset_type) for each in card.data.eval_results}
+    assert about == {("mse", "unconditional-image-generation", "digits")}
 
 
 def test_the_card_of_a_run_that_stayed_here(pushed, hub, tmp_path, monkeypatch):

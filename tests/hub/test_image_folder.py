@@ -62,14 +62,14 @@ def test_a_run_streams_it(folder, tmp_path):
 
 
 def test_what_is_not_exported(tmp_path, capsys):
-    with pytest.raises(LabError, match=r"'digits' cannot be exported.*UCI.*'shapes', 'glyphs'"):
+    with pytest.raises(LabError, match=r"'digits' cannot be exported.*UCI.*'shapes'"):
         export_image_dataset("digits", tmp_path / "digits")
     assert not (tmp_path / "digits").exists()
     assert main(["data", "export", "dino", str(tmp_path / "dino"), "--resolution", "32"]) == 2
     for words, message in (
         (["shpes"], "Did you mean 'shapes'?"),
         (["shapes", "--n_test", "-5"], "--n_test -5: must be"),
-        (["glyphs", "--resolution", "8"], "--resolution 8: must be"),
+        (["shapes", "--resolution", "8"], "--resolution 8: must be"),
     ):
         assert main(["data", "export", words[0], str(tmp_path / "dino"), *words[1:]]) == 2
         assert message in capsys.readouterr().err

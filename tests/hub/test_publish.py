@@ -108,27 +108,6 @@ def test_a_study_is_a_data_set_of_its_summary(folders, hub, tmp_path, folder):
         assert python(code, hub, tmp_path).strip() == "4"
 
 
-def test_what_diffusers_has_for_pushing_works_on_our_classes(hub, tmp_path):
-    code = """
-import torch
-from diffusers import DDPMScheduler, DiffusionPipeline
-from diffusers_lrlab import MLPDenoiser, PointDDPMPipeline
-model = MLPDenoiser(hidden_size=16)
-scheduler = DDPMScheduler(num_train_timesteps=4, clip_sample=False)
-model.push_to_hub("user/model")
-scheduler.push_to_hub("user/scheduler")
-PointDDPMPipeline(model, scheduler).push_to_hub("user/pipeline", private=True)
-again = MLPDenoiser.from_pretrained("user/model")
-assert all(one.equal(other) for one, other in zip(model.parameters(), again.parameters(), strict=True))
-assert DDPMScheduler.from_pretrained("user/scheduler").config.num_train_timesteps == 4
-points = DiffusionPipeline.from_pretrained("user/pipeline")(num_points=3, num_inference_steps=4).points
-print(tuple(points.shape))
-"""
-    assert python(code, hub, tmp_path).strip() == "(3, 2)"
-    assert hub.model("user/pipeline").private
-    assert {"pipeline.py", "denoiser/diffusers_lrlab.py"} <= set(hub.model("user/pipeline").files)
-
-
 def test_every_committed_card_is_valid_and_its_links_lead_somewhere(folders):
     cards = [*ROOT.glob("model_cards/*/README.md"), folders / "dino" / "README.md"]
     assert len(cards) >= 3
@@ -139,25 +118,15 @@ def test_every_committed_card_is_valid_and_its_links_lead_somewhere(folders):
             assert link.startswith("https://") or (card.parent / link).is_file(), (card, link)
 
 
-def test_an_unfinished_run_says_so(folders, hub, tmp_path):
-    run_folder(tmp_path / "stopped", status="running")
-    lrlab("push", "stopped", "--repo_id", "user/stopped", "--unfinished", env=hub.env, cwd=tmp_path)
-    card = hub.model("user/stopped").files["README.md"].decode()
-    assert "not finished (status: running, 2408 of 2408 updates logged)" in card
-    assert metadata_errors(card) == []
-    assert "model-index" not in card
-
-
 # --- what is refused before anything is sent --------------------------------------------------------------------------
 
 
 REFUSED = [
-    (["nothing"], "'nothing' is not a folder"),
-    (["empty"], "holds no run (lrlab/run.json), study (spec.yaml) or exported dataset"),
+    (["nothing"], "'nothing' is not the folder of a run"),
+    (["empty"], "is not the folder of a run (lrlab/run.json), a study (spec.yaml) or an exported dataset"),
     (["run", "--repo_id", "user/a b"], "--repo_id 'user/a b'"),
-    (["dino", "--unfinished"], "--unfinished is for runs"),
     (["stopped"], "is not finished (status: cancelled). Continue it with --resume_from_checkpoint latest"),
-    (["no-weights"], "holds no pipeline yet (model_index.json)"),
+    (["no-weights"], "holds no pipeline (model_index.json)"),
     (["damaged"], "cannot be read as JSON"),
     (["link"], "is a link to a file outside"),
     (["run", "--create_pr", "--private"], "Leave one of them out"),
@@ -191,21 +160,16 @@ def test_refuses_before_anything_is_sent(folders, hub, tmp_path):
     assert hub.count(r"/(preupload|commit)/|^PUT") == 0
 
 
-@pytest.mark.parametrize(
-    ("token", "message"),
-    [
-        ("", "needs a token with write permission. Run `hf auth login`"),
-        ("hf_reader", "You have no right to create a model"),
-    ],
-)
-def test_tokens_are_looked_at_first(folders, tmp_path, token, message):
+def test_tokens_are_looked_at_first(folders, tmp_path):
     with HubServer(tmp_path / "home", {"hf_writer": "user", "hf_reader": "user"}) as hub:
         hub.read_only.add("hf_reader")
-        env = hub.env | {"HF_TOKEN": token}
+        env = hub.env | {"HF_TOKEN": "hf_reader"}
         error = lrlab("push", folders / "run", "--repo_id", "user/x", env=env, cwd=tmp_path, status=2).stderr
-        assert message in error
-        assert not token or token not in error
+        assert "You have no right to create a model" in error
+        assert "hf_reader" not in error
         assert hub.repos == {}
+        error = lrlab("push", folders / "run", "--repo_id", "x", env=env | {"HF_TOKEN": ""}, cwd=tmp_path, status=2).stderr
+        assert "needs a token with write permission. Run `hf auth login`" in error
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------

@@ -8,12 +8,15 @@ from continued_runs import load_state
 from safetensors.numpy import load_file
 from tables import cases
 
+from diffusers_lrlab import LabError, TrainingConfig
+from diffusers_lrlab.training.resolve import resolve_config
+
 pytestmark = pytest.mark.slow
 
 NUM_UPDATES, WARMUP, PEAK = 12, 3, 2e-3
 
 # (processes, accumulation, micro-batch), all of 16 images an update
-LAYOUTS = [(1, 1, 16), (1, 2, 8), (1, 4, 4), (2, 1, 8), (2, 2, 4)]
+LAYOUTS = [(1, 1, 16), (1, 4, 4), (2, 1, 8), (2, 2, 4)]
 
 
 def cosine(update):
@@ -47,7 +50,6 @@ def run_in(base, processes, accumulation, micro_batch, run=runs.run):
     return folder
 
 
-@pytest.mark.slow
 def test_accelerate_launch_starts_the_same_run(folders, tmp_path):
     """Of two processes, which import everything themselves."""
     launched = run_in(tmp_path, 2, 1, 8, run=runs.launch)
@@ -57,7 +59,6 @@ def test_accelerate_launch_starts_the_same_run(folders, tmp_path):
         assert (launched / file).read_bytes() == (folders[2, 1] / file).read_bytes()
 
 
-@pytest.mark.slow
 @cases("layout", [layout[:2] for layout in LAYOUTS])
 def test_the_curve_is_the_one_asked_for(folders, layout):
     rows, _ = runs.read_metrics(folders[layout])
@@ -93,46 +94,35 @@ def mean_gradient(checkpoint):
     return torch.cat([each["exp_avg"].flatten() for each in state.values()])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
-def test_epochs_give_the_same_clock(tmp_path, processes):
+def test_epochs_give_the_same_clock(tmp_path):
     """1,781 training images in batches of 512: 2 epochs are ceil(2 * 1781 / 512) = 7 updates."""
     runs.run(
         *runs.tiny_arguments(tmp_path),
         f"--output_dir={tmp_path / 'run'}",
         "--num_epochs=2",
-        f"--train_batch_size={256 // processes}",
+        "--train_batch_size=128",
         "--gradient_accumulation_steps=2",
         "--lr_warmup_steps=2",
         "--lr_scheduler=linear",
-        processes=processes,
+        processes=2,
     )
     rows, _ = runs.read_metrics(tmp_path / "run")
     expected = np.array([0, 0.5, 1, 0.8, 0.6, 0.4, 0.2]) * 1e-3
     np.testing.assert_allclose([row["lr"] for row in rows], expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("layout", [(1, 1), pytest.param((2, 1), marks=pytest.mark.slow)])
-def test_no_warm_up_starts_at_the_peak(tmp_path, layout):
+def test_no_warm_up_starts_at_the_peak(tmp_path):
     runs.run(
         *runs.tiny_arguments(tmp_path),
         f"--output_dir={tmp_path / 'run'}",
         "--max_train_steps=2",
         "--train_batch_size=4",
         "--lr_warmup_steps=0",
-        processes=layout[0],
     )
     rows, _ = runs.read_metrics(tmp_path / "run")
     assert [row["lr"] for row in rows] == pytest.approx([1e-3, 0.5e-3], rel=1e-12)
 
 
-def test_warm_up_of_the_whole_run_is_an_error(tmp_path):
-    message = runs.run(
-        *runs.tiny_arguments(tmp_path),
-        f"--output_dir={tmp_path / 'run'}",
-        "--max_train_steps=5",
-        "--lr_warmup_steps=5",
-        expect=2,
-    )
-    assert "Warm-up of 5 updates does not fit into a run of 5 updates" in message
-    assert not (tmp_path / "run").exists()
+def test_warm_up_of_the_whole_run_is_an_error():
+    with pytest.raises(LabError, match="Warm-up of 5 updates does not fit into a run of 5 updates"):
+        resolve_config(TrainingConfig(max_train_steps=5, lr_warmup_steps=5))

@@ -13,6 +13,8 @@ from continued_runs import assert_same_end
 
 from diffusers_lrlab.core.spec import parse_spec
 
+pytestmark = pytest.mark.slow
+
 NUM_UPDATES = 40
 
 
@@ -57,7 +59,6 @@ def start_and_signal(number, rows, *args):
     return process.returncode, stderr
 
 
-@pytest.mark.slow
 def test_stopped_at_a_random_update(uninterrupted, tmp_path):
     seed = random.randrange(10**6)
     rows = random.Random(seed).randrange(1, 8)  # of the log, so somewhere in the first three quarters of the run
@@ -76,7 +77,6 @@ def test_stopped_at_a_random_update(uninterrupted, tmp_path):
     assert_same_end(uninterrupted, tmp_path / "run", NUM_UPDATES)
 
 
-@pytest.mark.slow
 def test_killed_after_a_checkpoint(uninterrupted, tmp_path):
     """SIGKILL leaves rows of the log that no checkpoint knows of; they must not appear twice."""
     args = arguments(uninterrupted.parent, tmp_path / "run")
@@ -88,7 +88,6 @@ def test_killed_after_a_checkpoint(uninterrupted, tmp_path):
     assert_same_end(uninterrupted, tmp_path / "run", NUM_UPDATES)
 
 
-@pytest.mark.slow
 def test_two_processes_with_accumulation(tmp_path):
     """The same with two processes, from a checkpoint in the middle; each has random states of its own."""
     args = [
@@ -109,7 +108,6 @@ def test_two_processes_with_accumulation(tmp_path):
     assert "global_batch: 32 then, 24 now" in message
 
 
-@pytest.mark.slow
 def test_stopping_two_processes(tmp_path):
     """A signal to one process stops both after the same update, with one checkpoint."""
     args = [*arguments(tmp_path, tmp_path / "run")]
@@ -129,7 +127,6 @@ def test_stopping_two_processes(tmp_path):
     assert [row["update"] for row in rows] == [6, 13, 20, 27, 34, 39]
 
 
-@pytest.mark.slow
 def test_accumulation_may_change_on_resume(tmp_path):
     """At an odd update, where the two count their micro-batches differently."""
 
@@ -153,7 +150,6 @@ def test_accumulation_may_change_on_resume(tmp_path):
         assert row["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=1e-3)
 
 
-@pytest.mark.slow
 def test_going_back_forgets_what_came_after(tmp_path):
     args = [
         *runs.tiny_arguments(tmp_path),
@@ -171,7 +167,6 @@ def test_going_back_forgets_what_came_after(tmp_path):
     assert log.read_text() == whole
 
 
-@pytest.mark.slow
 def test_stopped_while_finishing(tmp_path):
     """The weights are safe by then; what is missing is made by resuming."""
     args = [
@@ -195,15 +190,9 @@ def test_stopped_while_finishing(tmp_path):
     assert len(record["run"]["starts"]) == 2
 
 
-@pytest.mark.slow
-def test_the_schedule_did_react(uninterrupted):
-    """Otherwise the plateau's state would not have been tested above."""
+def test_the_schedule_and_the_density_did_react(uninterrupted):
+    """Otherwise their states would not have been tested above."""
     rows, _ = runs.read_metrics(uninterrupted)
     assert rows[-1]["lr"] < rows[1]["lr"]
-
-
-@pytest.mark.slow
-def test_the_density_did_change(uninterrupted):
-    """Otherwise the sampler's state would not have been tested above."""
     held = parse_spec(runs.read_record(uninterrupted)["train"]["timestep_density"])[1]["densities"]
     assert max(held) > 1.5 * min(held)

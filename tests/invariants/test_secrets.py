@@ -12,6 +12,8 @@ import started
 from hub_server import HubServer
 from published import wait_briefly
 
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="processes are watched by /proc")]
+
 TOKEN, OTHER = "hf_plantedInTheEnvironmentToBeFound01", "hf_plantedInAFileToBeFoundOneDay0002"
 SECRETS = [TOKEN.encode(), OTHER.encode()]
 SMALL = "--dataset_name=circle --max_train_steps=4 --ddpm_num_steps=4 --num_validation_images=20"
@@ -68,6 +70,18 @@ def planted(tmp_path):
         yield hub, tmp_path
 
 
+def run_watched(folder, env, command):
+    """What a command prints, and the processes that were there meanwhile."""
+    watch = Watch()
+    watch.start()
+    before = partial(write_down_pickles, folder / "pickles")
+    status, out, error = started.run(*command, env=env, cwd=folder / "work", before=before)
+    watch.stop.set()
+    watch.join()
+    assert status == 0, error
+    return out, error, watch
+
+
 def assert_secret(folder, *shown, watch):
     found = [str(path) for path in folder.rglob("*") if path.is_file() and holds_secret(path.read_bytes())]
     assert found == []
@@ -79,23 +93,11 @@ def holds_secret(data):
     return any(secret in data for secret in SECRETS)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="processes are watched by /proc")
-@pytest.mark.parametrize("given", ["file", "option"])
-def test_a_run_that_is_pushed_leaves_no_token(planted, given):
+def test_a_run_that_is_pushed_leaves_no_token(planted):
+    """A flag is on the command line that the user typed; there it is not looked for, but everywhere else."""
     hub, folder = planted
-    env = hub.env if given == "environment" else hub.env_without("HF_TOKEN")
-    command = ["-m", "diffusers_lrlab.train", *RUN, "--logger=tensorboard", "--push_to_hub"]
-    # A flag is on the command line that the user typed; there it is not looked for, but everywhere else.
-    command += [f"--hub_token={TOKEN}"] * (given == "option")
-    watch = Watch()
-    watch.start()
-    status, out, error = started.run(
-        *command, env=env, cwd=folder / "work", before=partial(write_down_pickles, folder / "pickles")
-    )
-    watch.stop.set()
-    watch.join()
-    assert status == 0, error
+    command = ["-m", "diffusers_lrlab.train", *RUN, "--logger=tensorboard", "--push_to_hub", f"--hub_token={TOKEN}"]
+    out, error, watch = run_watched(folder, hub.env_without("HF_TOKEN"), command)
     repo = next(iter(hub.repos.values()))
     assert len(repo.files) > 5
     for name, content in repo.files.items():
@@ -107,22 +109,11 @@ def test_a_run_that_is_pushed_leaves_no_token(planted, given):
     assert re.search(r"[Uu]ploaded", out)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="processes are watched by /proc")
 def test_a_study_with_its_workers_leaves_no_token(planted):
     hub, folder = planted
     (folder / "work" / "spec.yaml").write_text(STUDY)
-    watch = Watch()
-    watch.start()
-    status, out, error = started.run(
-        *("-m", "diffusers_lrlab.cli.main", "study", "run", "spec.yaml", "--out", "study"),
-        env=hub.env,
-        cwd=folder / "work",
-        before=partial(write_down_pickles, folder / "pickles"),
-    )
-    watch.stop.set()
-    watch.join()
-    assert status == 0, error
+    command = ["-m", "diffusers_lrlab.cli.main", "study", "run", "spec.yaml", "--out", "study"]
+    out, error, watch = run_watched(folder, hub.env, command)
     assert len(list((folder / "work" / "study" / "runs").glob("*.json"))) == 4
     assert_secret(folder / "work", out, error, watch=watch)
     assert_secret(folder / "pickles", watch=watch)

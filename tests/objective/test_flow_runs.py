@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from diffusers_lrlab import MLPDenoiser, PointDDPMPipeline, TrainingConfig, find_lr
 from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.run.train import train
 from diffusers_lrlab.study.runs.context import StudyContext
@@ -21,7 +22,6 @@ from diffusers_lrlab.study.spec.expansion import expand
 from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.study.stacked.stacks import split_into_stacks
 from diffusers_lrlab.timesteps.noise_levels import flow_levels
-from diffusers_lrlab.training.resume import OtherSettings
 
 SMALL = {
     **{"dataset_name": "line", "max_train_steps": 20, "train_batch_size": 16, "num_validation_images": 500},
@@ -71,7 +71,7 @@ def test_it_resumes_and_only_itself(finished, tiny, tmp_path):
     train(TrainingConfig(**options, objective="flow_matching:shift=3"))
     (tmp_path / "again" / "checkpoint-20" / "trainer.json").unlink()  # as if it had been killed after update 10
     for other in ({}, {"objective": "flow_matching"}):
-        with pytest.raises(OtherSettings, match="  --objective"):
+        with pytest.raises(LabError, match="  --objective"):
             train(TrainingConfig(**options, **other, resume_from_checkpoint="checkpoint-10"))
     train(TrainingConfig(**options, objective="flow_matching:shift=3", resume_from_checkpoint="latest"))
     weights = "denoiser/diffusion_pytorch_model.safetensors"

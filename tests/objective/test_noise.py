@@ -8,12 +8,11 @@ import torch
 from tables import cases
 
 from diffusers_lrlab.core.streams import block_randn
-from diffusers_lrlab.data.layout import BatchLayout
+from diffusers_lrlab.data.options import BatchLayout
 from diffusers_lrlab.objective.noise import NOISES, immiscible, offset, pyramid
 from diffusers_lrlab.objective.objective import Objective
 from diffusers_lrlab.training.config import TrainingConfig
-from diffusers_lrlab.training.resolve import resolve_config
-from diffusers_lrlab.training.resolve_timesteps import objective_spec
+from diffusers_lrlab.training.resolve import objective_spec, resolve_config
 
 SHAPES = {"colour": (4, 3, 16, 16), "oblong": (3, 1, 8, 20), "one image": (1, 3, 8, 8), "grey": (5, 1, 8, 8)}
 

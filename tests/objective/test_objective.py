@@ -10,7 +10,7 @@ from tables import cases
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.data.layout import BatchLayout
+from diffusers_lrlab.data.options import BatchLayout
 from diffusers_lrlab.diagnostics.timestep_log import TimestepLog
 from diffusers_lrlab.objective.noise import NOISES, register_noise
 from diffusers_lrlab.objective.objective import Objective
@@ -18,8 +18,7 @@ from diffusers_lrlab.objective.processes import DDPM
 from diffusers_lrlab.timesteps.bands import TIMESTEP_LRS
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.training.config import TrainingConfig
-from diffusers_lrlab.training.resolve import resolve_config
-from diffusers_lrlab.training.resolve_timesteps import objective_spec
+from diffusers_lrlab.training.resolve import objective_spec, resolve_config
 
 IMAGES = torch.linspace(-1, 1, 8 * 16).view(8, 1, 4, 4)
 

@@ -13,9 +13,8 @@ from diffusers_lrlab import get_optimizer, list_optimizers
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.optimizers.build import optimizer_state_bytes
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
-from diffusers_lrlab.training.choices import check_schedule
 from diffusers_lrlab.training.config import TrainingConfig
-from diffusers_lrlab.training.resolve import resolve_config
+from diffusers_lrlab.training.resolve import check_schedule, resolve_config
 
 
 def make_model(size=64):

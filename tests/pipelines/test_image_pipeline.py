@@ -143,7 +143,7 @@ REFUSED = [
     ({}, {"class_labels": [3]}, r"class_labels must be labels from 0 to 2, or names \(cat, dog, fox\), got 3"),
     ({}, {"class_labels": ["cow"]}, "class_labels must be .* got 'cow'"),
     ({}, {"class_labels": []}, "class_labels must be a label"),
-    ({}, {"class_labels": 0, "guidance_scale": -1.0}, "guidance_scale must be a number, 0 or above, got -1.0"),
+    ({}, {"class_labels": 0, "guidance_scale": -1.0}, "guidance_scale must be a number from 0 to 1000000000, got -1.0"),
     ({}, {"class_labels": 0, "num_inference_steps": 21}, "num_inference_steps must be a whole number from 1 to 20, got 21"),
     ({}, {"class_labels": [0, 1], "batch_size": 3}, "batch_size must be the number of class_labels, or left out, got 3"),
     ({}, {"guidance_scale": 2.0}, "guidance_scale must be left out without class_labels, got 2.0"),

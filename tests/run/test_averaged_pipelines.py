@@ -6,7 +6,6 @@ import shutil
 import pytest
 import runs
 import torch
-from continued_runs import repeated_options
 from safetensors.torch import load_file
 from tables import cases
 
@@ -83,20 +82,6 @@ def test_a_stored_width_is_the_stored_average(run, tmp_path):
     for width, component in (("0.05", "denoiser_ema"), ("0.1", "denoiser_ema_2")):
         assert main(["ema", str(run), "--sigma_rel", width, "--out", str(tmp_path / width)]) == 0
         assert distance(weights(tmp_path / width), weights(run / "checkpoint-96", component)) < 1e-6
-
-
-@pytest.mark.slow
-def test_a_cool_down_has_the_averages_of_its_whole_history(run, tmp_path):
-    """To the bit, for both runs took snapshots at the same updates."""
-    one = extend(run, at=72, cooldown=24, decay="linear", output_dir=tmp_path / "cooled")
-    updates = [int(path.name[7:]) for path in sorted((one / "ema_snapshots").iterdir())]
-    assert updates == list(range(8, 97, 8))
-    options = repeated_options(one) | {"ema": WIDTHS}
-    whole = train(TrainingConfig(**options, output_dir=str(tmp_path / "whole")))
-    for folder in (one, whole):
-        assert main(["ema", str(folder), "--sigma_rel", "0.2", "--out", f"{folder}-ema"]) == 0
-    found, expected = weights(tmp_path / "cooled-ema"), weights(tmp_path / "whole-ema")
-    assert all(torch.equal(value, found[name]) for name, value in expected.items())
 
 
 def test_an_extended_run_has_the_averages_of_its_whole_history(run, tmp_path, capsys):

@@ -81,7 +81,7 @@ def with_value(record, path, value):
 
 
 READ = (
-    *(run_snapshots, start_from, check_folder, lambda folder: contents_of(folder, "user/run", unfinished=True)),
+    *(run_snapshots, start_from, check_folder, lambda folder: contents_of(folder, "user/run")),
     *(lambda folder: extend(folder, 20, dry_run=True), lambda folder: RunFolder(folder).read_record()),
 )
 

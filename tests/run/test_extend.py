@@ -7,7 +7,6 @@ import signal
 import numpy as np
 import pytest
 import runs
-import started
 from continued_runs import SMALL, applied_is, assert_same_end, from_the_start, new_run
 
 from diffusers_lrlab import extend
@@ -159,20 +158,3 @@ def test_a_stopped_extension_is_continued_by_the_same_command(folder, trunk, mon
     assert runs.read_record(stopped)["run"]["status"] == "cancelled"
     assert extend(trunk, 30, output_dir=stopped) == stopped
     assert_same_end(extend(trunk, 30), stopped, 30)
-
-
-@pytest.mark.slow
-def test_killed_in_the_extension(folder, trunk):
-    """SIGKILL in the extension; the same command goes on, to the same bits."""
-    whole = extend(trunk, 400, output_dir=folder / "whole-400")
-    killed = folder / "killed-400"
-    command = ["-m", "diffusers_lrlab.cli.main", "extend", trunk, "--max_train_steps", "400", "--out", killed]
-    process = started.Started(*map(str, command), env=runs.environment())
-    runs.wait_for(lambda: (killed / "checkpoint-100").exists(), process)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert runs.read_record(killed)["run"]["status"] == "running"
-    status, out, error = started.run(*map(str, command), env=runs.environment())
-    assert status == 0, error[-2000:]
-    assert "Resumed at update" in out
-    assert_same_end(whole, killed, 400)

@@ -24,8 +24,9 @@ class HeldUp:
 
 def of_a_run():
     from diffusers_lrlab.data.batch import Batch
-    from diffusers_lrlab.data.batches import BatchLayout, iterate_batches
+    from diffusers_lrlab.data.batches import iterate_batches
     from diffusers_lrlab.data.loading import TrainingData
+    from diffusers_lrlab.data.options import BatchLayout
 
     class Train(HeldUp):
         def __getitem__(self, column):

@@ -11,15 +11,20 @@ import diffusers_lrlab as lab
 from diffusers_lrlab.averaging.forms import EMA_FORMS
 from diffusers_lrlab.data.toy2d import TOY_DATASETS
 from diffusers_lrlab.models.mlp_denoiser import MLPDenoiserOutput
-from diffusers_lrlab.training.kinds.base import KINDS
+from diffusers_lrlab.training.kinds import KINDS
 from diffusers_lrlab.training.kinds.points import Points
 
 ABOUT = {"description": "misbehaves", "source": "a test"}
 
 
-def schedule(name, function, **more):
-    lab.register_schedule(name, **ABOUT, **more)(function)
+def using(register):
+    return lambda name, function, **more: register(name, **ABOUT, **more)(function)
 
+
+schedule, momentum = using(lab.register_schedule), using(lab.register_momentum_schedule)
+sampler, weighting = using(lab.register_timestep_sampler), using(lab.register_loss_weighting)
+noise, optimizer = using(lab.register_noise), using(lab.register_optimizer)
+ema, toy = using(EMA_FORMS.register), using(TOY_DATASETS.register)
 
 schedule("schedule_raises", lambda progress: progress.fraction * undefined)  # noqa: F821
 schedule("schedule_needs_arrays", lambda progress: np.ones(len(progress.update)))
@@ -40,19 +45,11 @@ class FailingFeedback(torch.optim.lr_scheduler.ReduceLROnPlateau):
 schedule("feedback_raises", "lrlab_plugin_misbehaving:FailingFeedback", traits=("feedback",))
 
 
-def momentum(name, function):
-    lab.register_momentum_schedule(name, **ABOUT)(function)
-
-
 momentum("momentum_raises", lambda progress, momentum: momentum * undefined)  # noqa: F821
 momentum("momentum_one_number", lambda progress, momentum: momentum)
 momentum("momentum_three", lambda progress, momentum: (momentum, 1.0, 1.0))
 momentum("momentum_of_others", lambda progress, momentum: (np.full(3, momentum), 1.0))
 momentum("momentum_above_one", lambda progress, momentum: (1.5, 1.0))
-
-
-def sampler(name, function, **more):
-    lab.register_timestep_sampler(name, **ABOUT, **more)(function)
 
 
 sampler("sampler_raises", lambda progress, levels: levels.nothing)
@@ -81,10 +78,6 @@ class FailingState:
 sampler("sampler_state_raises", "lrlab_plugin_misbehaving:FailingState", traits=("feedback",))
 
 
-def weighting(name, function):
-    lab.register_loss_weighting(name, **ABOUT)(function)
-
-
 weighting("weighting_raises", lambda levels: levels.nothing)
 weighting("weighting_none", lambda levels: None)
 weighting("weighting_random", lambda levels: np.random.random(levels.num_train_timesteps))
@@ -92,10 +85,6 @@ weighting("weighting_zeros", lambda levels: np.zeros(levels.num_train_timesteps)
 weighting("weighting_negative", lambda levels: -np.ones(levels.num_train_timesteps))
 weighting("weighting_nan", lambda levels: np.full(levels.num_train_timesteps, np.nan))
 weighting("weighting_inf", lambda levels: np.where(levels.position == 0, np.inf, 1.0))
-
-
-def noise(name, function):
-    lab.register_noise(name, **ABOUT)(function)
 
 
 def _drawn_by_numpy(noise, images, generator):
@@ -128,10 +117,6 @@ class CallsClosure(torch.optim.SGD):
         return loss
 
 
-def optimizer(name, function):
-    lab.register_optimizer(name, **ABOUT)(function)
-
-
 optimizer("optimizer_raises", lambda params, lr: params.nothing)
 optimizer("optimizer_object", lambda params, lr: object())
 optimizer("optimizer_still", lambda params, lr: Still(params, lr=lr))
@@ -139,10 +124,6 @@ optimizer("optimizer_of_others", lambda params, lr: torch.optim.SGD([torch.zeros
 optimizer("optimizer_step_raises", lambda params, lr: Failing(params, lr=lr))
 optimizer("optimizer_lbfgs", lambda params, lr: torch.optim.LBFGS(params, lr=lr))
 optimizer("optimizer_calls_closure", lambda params, lr: CallsClosure(params, lr=lr))
-
-
-def ema(name, function):
-    EMA_FORMS.register(name, **ABOUT)(function)
 
 
 ema("ema_raises", lambda since, every: since * undefined)  # noqa: F821
@@ -158,10 +139,6 @@ def _late(since, every):
 
 
 ema("ema_raises_late", _late)
-
-
-def toy(name, function):
-    TOY_DATASETS.register(name, **ABOUT)(function)
 
 
 toy("toy_raises", lambda n, rng: rng.nothing)

@@ -59,7 +59,7 @@ def test_a_finished_preset_is_recognised_until_something_changes(tmp_path, monke
         "This study is finished. Its report: out/report/index.html",
     )
     assert not goes_through(monkeypatch, *asked)
-    for option in (["--executor", "local"], ["--stack_size", "2"], ["--precision", "tf32"], ["--dataset_name", "moons"]):
+    for option in (["--executor", "local"], ["--stack_size", "2"], ["--dataset_name", "moons"]):
         assert goes_through(monkeypatch, *asked, *option)
     preset.write_text(text + "\n")
     assert goes_through(monkeypatch, *asked)

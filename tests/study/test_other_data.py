@@ -13,9 +13,8 @@ from diffusers_lrlab import run_study
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.study.shown_command import names_in
-from diffusers_lrlab.study.spec.expansion import expand, expand_tuning
-from diffusers_lrlab.study.spec.other_data import with_datasets
-from diffusers_lrlab.study.spec.reading import load_spec
+from diffusers_lrlab.study.spec.expansion import expand
+from diffusers_lrlab.study.spec.reading import load_spec, with_datasets
 
 OF_IMAGES = {
     "base": {
@@ -46,19 +45,6 @@ def pictures(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@cases(
-    ("preset", "names"),
-    [("cooldowns", ["moons", "line"]), ("timesteps-digits", ["shapes"]), ("warmup", ["line"])],
-)
-def test_presets_on_other_data(preset, names):
-    own, other = load_spec(preset), with_datasets(load_spec(preset), names)
-    expand_tuning(other)
-    runs = expand(other)
-    assert {run.config.dataset_name for run in runs} == {*names}
-    assert len(runs) == len(own.arms) * len(names) * len(own.seeds)
-
-
-@pytest.mark.slow
 def test_the_flag_may_be_repeated_and_hold_several(bare, home, tmp_path):
     out = study(home, tmp_path / "out", "--dataset_name=line", "--dataset_name=moons,circle", seeds=1, arms={"constant": {}})
     assert {record["run"]["dataset"] for record in records(out).values()} == {"line", "moons", "circle"}
@@ -68,12 +54,10 @@ def test_the_flag_may_be_repeated_and_hold_several(bare, home, tmp_path):
     assert load_spec(out / "spec.yaml").datasets == {name: {"dataset_name": name} for name in ("line", "moons", "circle")}
 
 
-def test_the_name_of_a_folder_may_have_a_comma(pictures):
+def test_folders_and_ids_of_the_hub(pictures):
+    """In a file, and separated by commas unless it is the name of a folder."""
     pictures.rename("red, green")
     assert names_in(["red, green", "dino,moons"]) == ["red, green", "dino", "moons"]
-
-
-def test_a_file_may_list_folders_and_ids_of_the_hub():
     names = ["./my photos", "huggan/flowers", "dino"]
     spec = load_spec({"arms": {"constant": {}}, "datasets": names})
     assert {short: fields["dataset_name"] for short, fields in spec.datasets.items()} == {
@@ -133,13 +117,7 @@ def test_a_folder_keeps_its_data_sets(bare, home, tmp_path, capsys):
             assert part in error
         assert "None" not in error
     assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
-    assert main([*command, "--dataset_name=line"]) == 0
-
-
-def test_a_study_goes_on_by_its_own_file_and_keeps_its_command(bare, home, tmp_path, capsys):
-    out = study(home, tmp_path / "out", "--dataset_name=line", seeds=1, arms={"constant": {}})
-    before, command = (out / "spec.yaml").read_bytes(), ["study", "run", str(out / "spec.yaml"), f"--out={out}"]
-    assert main(command) == 0
-    assert (out / "spec.yaml").read_bytes() == before
-    assert main([*command, "--dataset_name=moons"]) == 2
-    assert "which has the study on line" in capsys.readouterr().err
+    spec = (out / "spec.yaml").read_bytes()
+    for again in ([*command, "--dataset_name=line"], ["study", "run", str(out / "spec.yaml"), f"--out={out}"]):
+        assert main(again) == 0
+        assert (out / "spec.yaml").read_bytes() == spec

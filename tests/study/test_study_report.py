@@ -2,36 +2,40 @@
 
 import base64
 import io
-import itertools
 import math
 import re
 from dataclasses import asdict
 from html.parser import HTMLParser
-from types import SimpleNamespace
-from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
 import pytest
 from chromium import needs_axe, needs_chromium
 from html_checks import mistakes
-from made_up_studies import PAPER_ARMS, PAPER_DATASETS, UPDATES, made_up_run, made_up_study, summary_of
+from made_up_studies import UPDATES, made_up_run, made_up_study, summary_of
 from PIL import Image
 from tables import cases
 
-from diffusers_lrlab.core.project import CITATION
-from diffusers_lrlab.study.analysis.findings import Verdict, findings, percent, probability, word_of
+from diffusers_lrlab.core.environment import citation
 from diffusers_lrlab.study.analysis.speedups import STILL_FALLING, has_end, still_falling
 from diffusers_lrlab.study.analysis.statistics import compare
+from diffusers_lrlab.study.analysis.summary import Verdict, findings
 from diffusers_lrlab.study.report import plots, tables
 from diffusers_lrlab.study.report.contents import ReportContents
 from diffusers_lrlab.study.report.curves import CURVE_KINDS, MOST_POINTS, mean_curves, styles
 from diffusers_lrlab.study.report.report import write_report
 from diffusers_lrlab.study.report.sentences import Answer, limitations
-from diffusers_lrlab.study.report.tables import Table, interval, number, plus_minus, to_latex, to_markdown
-from diffusers_lrlab.study.runs.progress import StudyProgress
-
-pytestmark = pytest.mark.pictures
+from diffusers_lrlab.study.report.tables import (
+    Table,
+    interval,
+    number,
+    percent,
+    plus_minus,
+    probability,
+    to_latex,
+    to_markdown,
+)
+from diffusers_lrlab.study.runs.context import StudyProgress
 
 SPEEDUPS = [
     {"arm": "a", "dataset": "dino", "n": 5, "censored": 0, "ends_worse": 0, "updates_needed": 9000.0, "speedup": None,
@@ -82,40 +86,13 @@ def page_of(tmp_path, results, summary):
     return index.read_text(encoding="utf-8")
 
 
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Saves time where it is words that matter."""
-
-    def save(figure, file, form="png"):
-        file.write(b"a picture") if hasattr(file, "write") else file.write_bytes(b"a picture")
-
-    monkeypatch.setattr(plots, "save_plot", save)
-
-
-def number_of(text):
-    return float(text.replace("−", "-").replace(",", ""))
-
-
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-@cases(
-    ("mean", "std", "expected"),
-    [
-        (0.36412, 0.00456, "0.3641 ± 0.0046"),
-        (0.36412, None, "0.3641"),
-        (127.74, 12.3, "128 ± 12"),
-        (-1.5, 0.25, "−1.50 ± 0.25"),
-        (1234567.0, 100.0, "1.235e+06 ± 1e+02"),
-        (0.5, 1e-9, "0.5 ± 1e−09"),
-        (math.inf, 1.0, "–"),
-    ],
-)
-def test_means_are_told_as_precisely_as_they_are_known(mean, std, expected):
-    assert plus_minus(mean, std) == expected
-
-
 def test_numbers_for_people():
+    spreads = [(0.36412, 0.00456), (0.36412, None), (127.74, 12.3), (-1.5, 0.25), (1234567.0, 100.0), (math.inf, 1.0)]
+    shown = ["0.3641 ± 0.0046", "0.3641", "128 ± 12", "−1.50 ± 0.25", "1.235e+06 ± 1e+02", "–"]
+    assert [plus_minus(*pair) for pair in spreads] == shown
     assert [number(value) for value in (None, math.nan, 0, -0.12345, 1e-7)] == ["–", "–", "0", "−0.1235", "1e−07"]
     assert [probability(value) for value in (None, 0.0004, 0.04999, 0.05, 1)] == ["–", "< 0.001", "< 0.05", "0.050", "1.000"]
     assert [percent(value) for value in (0.1234, -0.005, 1.5, 0.0)] == ["12 %", "−0.50 %", "150 %", "0 %"]
@@ -134,61 +111,35 @@ def test_markdown_and_latex_show_texts_as_they_are():
     assert r"a|b &  & c\_d \\" in lines
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
-def test_the_summary_is_in_all_three_forms(tmp_path):
-    """Numbers of the page are those of the summary, arm by arm and data set by data set."""
-    results, summary = made_up_study()
-    shown = Tables(page_of(tmp_path, results, summary)).found
-    for metric in ("kl", "training_set_loss", "coverage"):
+def test_page_markdown_and_latex_have_the_numbers_of_the_summary(tmp_path):
+    results, summary = made_up_study(("a", "b", "c"), ("dino", "moons"))
+    summary["findings"]["kl"] += [verdict("better", difference=-0.25, reference="c"), verdict("cannot tell", reference="c")]
+    page = page_of(tmp_path, results, summary)
+    shown = Tables(page).found
+    for metric in ("kl", "coverage"):
         head, *rows = shown[tables.metric_label(metric)]
-        place = {name: column for column, name in enumerate(head)}
-        expected = tables.rows_of(summary, metric)
-        assert [row[:2] for row in rows] == [[dataset, arm] for dataset in PAPER_DATASETS for arm in PAPER_ARMS]
-        words = {(found["dataset"], found["arm"]): found["word"] for found in summary["findings"][metric]}
-        for cells, row in zip(rows, expected, strict=True):
-            assert cells[place["verdict"]] == words.get((row["dataset"], row["arm"]), "baseline")
-            mean, std = map(number_of, cells[place["mean ± std"]].split(" ± "))
-            assert mean == pytest.approx(row["mean"], abs=0.06 * row["std"])
-            assert std == pytest.approx(row["std"], rel=0.06)
-            if row["arm"] != "constant":
-                assert number_of(cells[place["difference"]]) == pytest.approx(row["diff"], rel=1e-3)
-                assert cells[place["adjusted p"]] == probability(row["p_adjusted"])
-                needed = cells[place["seeds to see 1 / 5 / 10 %"]].replace(",", "").split(" / ")
-                assert needed == ["–" if n is None else str(n) for n in row["seeds_needed"].values()]
+        words = {
+            (found["dataset"], found["arm"]): found["word"]
+            for found in summary["findings"][metric]
+            if found["reference"] == "a"
+        }
+        for cells, row in zip(rows, tables.rows_of(summary, metric), strict=True):
+            found = dict(zip(head, cells, strict=True))
+            assert cells[:2] == [row["dataset"], row["arm"]]
+            assert found["mean ± std"] == plus_minus(row["mean"], row["std"])
+            if row["arm"] != "a":
+                assert found["verdict"] == words[row["dataset"], row["arm"]]
+                assert found["difference"] == number(row["diff"])
+                assert found["adjusted p"] == probability(row["p_adjusted"])
         table = tables.summary_table(summary, metric)
         latex = (tmp_path / "report/tables" / f"summary_{metric}.tex").read_text(encoding="utf-8")
         assert to_latex(table) == latex
         # LaTeX has no glyph for what is not ASCII; in comments it may be.
         assert all(line.isascii() for line in latex.splitlines() if not line.startswith("%"))
         assert to_markdown(table) in (tmp_path / "report/report.md").read_text(encoding="utf-8")
-
-
-@cases(
-    ("metric", "diff", "p", "expected"),
-    [
-        ("kl", 0.1, 0.049, "worse"),
-        ("kl", -0.1, 0.049, "better"),
-        ("kl", -0.1, 0.05, "cannot tell"),
-        ("coverage", 0.1, 0.01, "better"),
-        ("kl", 0.0, None, None),
-    ],
-)
-def test_verdicts_are_those_of_the_adjusted_test(metric, diff, p, expected):
-    row = {"arm": "b", "metric": metric, "mean": 1.0, "diff": diff, "p": 1e-9, "p_adjusted": p, "diverged": 0}
-    assert word_of(row) == expected
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_findings_that_a_test_carries_come_first_in_a_table_that_is_folded(tmp_path):
-    results, summary = made_up_study(arms=("a", "b"), datasets=("dino",))
-    summary["findings"] = {"kl": [verdict("cannot tell"), verdict("better", difference=-0.25)]}
-    page = page_of(tmp_path, results, summary)
-    assert [row[1:] for row in Tables(page).found["All findings in numbers"][1:]] == [
-        ["b", "a", "dino", "better", "−0.25", "–", "0.500"],
-        ["b", "a", "dino", "cannot tell", "–", "–", "0.500"],
-    ]
-    assert page.index("<details>", page.index('id="findings"')) < page.index("−0.25")
+    differences_first = [row[4] != "cannot tell" for row in shown["All findings in numbers"][1:]]
+    assert differences_first == sorted(differences_first, reverse=True)
+    assert page.index("<details>", page.index('id="findings"')) < page.index("−0.25")  # folded
 
 
 # --- sentences -------------------------------------------------------------------------------------------------------
@@ -197,9 +148,7 @@ def test_findings_that_a_test_carries_come_first_in_a_table_that_is_folded(tmp_p
 @cases(
     ("verdicts", "expected"),
     [
-        ({"dino": "better"}, "b against a: better on dino."),
         ({"dino": "worse", "moons": "worse"}, "b against a: worse on both data sets."),
-        (dict.fromkeys("wxyz", "better"), "b against a: better on all 4 data sets."),
         (
             {"dino": "cannot tell", "line": "worse", "moons": "better"},
             "b against a: better on moons; worse on line; no difference shown on dino.",
@@ -218,7 +167,6 @@ def test_an_answer_is_a_sentence(verdicts, expected):
     assert Answer("b", "a", verdicts).sentence == expected
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_page_and_markdown_begin_with_answers_a_picture_and_warnings_and_end_with_the_entry_to_cite(tmp_path):
     results, summary = made_up_study(("a", "b"), ("dino", "moons"), seeds=3)
     summary["study"]["arms"]["b"]["lr_scheduler"] = "cosine"
@@ -240,11 +188,10 @@ def test_page_and_markdown_begin_with_answers_a_picture_and_warnings_and_end_wit
             "Learning rates were not tuned",
         ):
             assert part in text
-    assert CITATION in page[page.index("Reproduction</h2>") :]
-    assert markdown.endswith(f"## Citation\n\n```bibtex\n{CITATION}\n```\n")
+    assert citation() in page[page.index("Reproduction</h2>") :]
+    assert markdown.endswith(f"## Citation\n\n```bibtex\n{citation()}\n```\n")
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_of_many_arms_ten_have_a_sentence_and_all_are_among_the_findings(tmp_path):
     results, summary = made_up_study([f"arm{place}" for place in range(14)], ("dino",), seeds=3)
     page = page_of(tmp_path, results, summary)
@@ -252,24 +199,6 @@ def test_of_many_arms_ten_have_a_sentence_and_all_are_among_the_findings(tmp_pat
     assert len(re.findall(r"<li>arm\d+ against arm0: ", beginning)) == 10
     assert "<li>And 3 more, which are among all findings below.</li>" in beginning
     assert sum(row[0] == tables.metric_label("kl") for row in Tables(page).found["All findings in numbers"]) == 13
-
-
-@pytest.mark.usefixtures("undrawn")
-@cases(
-    ("seeds", "p", "said"), [(1, None, "No test was possible"), (3, 1.0, "No difference from a passed the adjusted test.")]
-)
-def test_what_stands_where_nothing_was_told(tmp_path, seeds, p, said):
-    """By the metric, and by speed-ups, whose tests are in rows of their own."""
-    results, summary = made_up_study(("a", "b"), ("dino",), seeds=seeds)
-    for found in itertools.chain(*summary["findings"].values()):
-        found |= {"p": p, "word": None if p is None else "cannot tell"}
-    rows = [{**row, "p_adjusted": p if row["arm"] == "b" else None} for row in SPEEDUPS]
-    summary |= {"speedups": rows}
-    summary["findings"]["speedup"] = list(map(asdict, findings(rows, "a")))
-    write_report(tmp_path, results, summary)
-    _, of_metric, of_speed = (tmp_path / "report" / "report.md").read_text().split("## What the tests show: ")[:3]
-    assert f"\n- {said}" in of_metric
-    assert f"\n- {said}" in of_speed.partition("##")[0]
 
 
 def falling_by(share, points=200, noise=0.0, fall=1.0):
@@ -283,12 +212,9 @@ def falling_by(share, points=200, noise=0.0, fall=1.0):
     ("curve", "expected"),
     [
         (falling_by(2 * STILL_FALLING), True),
-        (falling_by(4 * STILL_FALLING, 20), True),
         (falling_by(2 * STILL_FALLING, noise=0.01), True),
         (falling_by(0.5 * STILL_FALLING), False),
-        (falling_by(0.0, noise=0.05), False),
         (falling_by(0.5 * STILL_FALLING, noise=0.3), False),  # all that it does is scatter
-        ((np.arange(200.0), np.ones(200)), False),
         ((np.arange(200.0), np.linspace(0, 1, 200)), False),  # it rises
     ],
 )
@@ -325,26 +251,22 @@ def test_warnings_are_of_what_the_study_has():
     assert rates.startswith("Learning rates were not tuned")
     (edge,) = limitations(results, summary | {"tuning": TUNING})
     assert edge.startswith("1 of 1 chosen learning rate is the lowest or the highest of those tried (a on dino): a rate ")
+    for place, run in enumerate(results):  # plug-ins whose code changed
+        run.record["meta"] = {"plugins": [{"name": "/home/me/mine.py", "sha256": str(place % 2)}]}
+        run.config["objective"] = "flow_matching" if run.arm == "b" else "ddpm"
+    objectives, plugins, _ = limitations(results, summary)
+    assert objectives.startswith("Losses of ddpm and flow_matching are different quantities")
+    assert plugins.startswith("The code of mine.py changed between runs")
+    summary["study"]["meta"]["plugins"] = [{"name": "/home/me/mine.py"}, {"name": "theirs"}]
+    assert dict(ReportContents(results, summary).facts())["plugins"] == "mine.py, theirs"
     (one,) = [text for text in limitations(*made_up_study(("a", "b"), ("dino",), seeds=1)) if "seed" in text]
     assert one == "There are few seeds: one seed shows no differences. Give 5 or more."
-
-
-def test_plug_ins_are_named_and_a_warning_if_they_changed_between_runs():
-    """The names of results are those of before, so they would be taken for results of the code of now."""
-    results, summary = made_up_study(("a", "b"), ("dino",))
-    before = limitations(results, summary)
-    for place, run in enumerate(results):
-        run.record["meta"] = {"plugins": [{"name": "/home/me/mine.py", "sha256": str(place % 2)}]}
-    (warning,) = [text for text in limitations(results, summary) if text not in before]
-    assert warning.startswith("The code of mine.py changed between runs")
-    for plugins, shown in (([], None), ([{"name": "/home/me/mine.py"}, {"name": "theirs"}], "mine.py, theirs")):
-        summary["study"]["meta"]["plugins"] = plugins
-        assert dict(ReportContents(results, summary).facts()).get("plugins") == shown
 
 
 # --- plots -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.pictures
 def test_a_difference_is_coloured_only_where_the_test_says_so():
     _, summary = made_up_study(("a", "b", "c", "d"), ("dino",))
     rows = {row["arm"]: row for row in tables.rows_of(summary, "kl")}
@@ -357,37 +279,7 @@ def test_a_difference_is_coloured_only_where_the_test_says_so():
     assert figure.get_supxlabel() == "← better    difference from a    worse →"
 
 
-@cases(
-    ("names", "columns"),
-    [
-        (["adamw", "sgd", "rmsprop", "muon"], 4),
-        (["a name of about thirty letters", "b", "c", "d"], 3),
-        (["cosine: 3,750 updates for all"] * 3, 1),
-    ],
-)
-def test_a_legend_takes_as_few_rows_as_its_words_allow(names, columns):
-    """None lies outside."""
-    figure, (axes,) = plots.panels_for(["dino"], 2.4)
-    plots.add_legend(figure, [axes.plot([], [], label=name)[0] for name in names])
-    figure.canvas.draw()
-    (legend,) = figure.legends
-    assert legend._ncols == columns
-    assert legend.get_window_extent().x1 <= figure.bbox.x1
-
-
-@cases(("arms", "rotation"), [(("cosine", "linear", "wsd"), 0), (("a-long-name", *"abcdefgh"), 40)])
-def test_names_below_a_plot_are_turned_only_where_they_would_touch(arms, rotation):
-    results, summary = made_up_study(arms, ("dino",), seeds=2)
-    contents = ReportContents(results, summary)
-    figure = plots.plot_seeds(contents.values["kl"], tables.rows_of(summary, "kl"), ["dino"], contents.styles, "KL")
-    figure.canvas.draw()
-    labels = figure.axes[0].get_xticklabels()
-    assert {label.get_rotation() for label in labels} == {rotation}
-    if not rotation:
-        boxes = [label.get_window_extent() for label in labels]
-        assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
-
-
+@pytest.mark.pictures
 @cases(("values", "scale"), [([1, 2, 30], "log"), ([1, 2, 15], "linear"), ([0, 2, 30], "linear"), ([-1, 1, 50], "linear")])
 def test_a_logarithmic_scale_is_for_what_a_linear_one_would_hide(values, scale):
     row = {"arm": "a", "dataset": "x", "ci_low": None}
@@ -395,14 +287,7 @@ def test_a_logarithmic_scale_is_for_what_a_linear_one_would_hide(values, scale):
     assert figure.axes[0].get_yscale() == scale
 
 
-@cases(("num_arms", "told"), [(40, ""), (50, "the first 40 of 50 arms")])
-def test_samples_that_are_left_out_are_told(num_arms, told):
-    arms = [f"arm {number}" for number in range(num_arms)]
-    points = SimpleNamespace(samples={"points": [[0.0, 1.0], [1.0, 0.0]]})
-    figure = plots.plot_samples({(arm, "dino"): points for arm in arms}, ["dino"], styles(arms, arms[0]))
-    assert (figure.get_supxlabel(), len(figure.axes)) == (told, 40)
-
-
+@pytest.mark.pictures
 def test_images_and_points_that_are_far_away(tmp_path):
     """A sample far away does not shrink the shape, nor does one on a line."""
 
@@ -431,46 +316,20 @@ def test_a_curve_is_the_mean_of_its_seeds_with_a_band_among_them():
     np.testing.assert_allclose(curve.mean, every.mean(axis=0)[chosen], rtol=1e-12)
     assert (len(curve.updates), curve.num_runs) == (MOST_POINTS, 7)
     assert (curve.updates[[0, -1]] == UPDATES[[0, -1]]).all()
+    assert len({(style.color, style.line) for style in styles([*map(str, range(20))], "3").values()}) == 20
     wide = curve.mean - every.std(axis=0, ddof=1)[chosen]
     np.testing.assert_allclose(curve.low, np.maximum(wide, every.min(axis=0)[chosen]), rtol=1e-12)
-
-
-def test_curves_of_unequal_length_share_what_they_have():
-    results, _ = made_up_study(("a",), ("dino",), seeds=2)
     short = results[1].curves["loss"]
-    short.update({key: values[:100] for key, values in short.items()})
+    short.update({key: values[:100] for key, values in short.items()})  # as long as all of them last
     short["loss"][3] = None
     curve = mean_curves(results, CURVE_KINDS[0])["a", "dino"]
     assert curve.updates[-1] == UPDATES[99]
     assert np.isfinite(curve.mean).all()
 
 
-def test_arms_keep_their_look_and_no_two_share_one():
-    arms = [f"arm {place}" for place in range(20)]
-    chosen = styles(arms, "arm 3")
-    assert chosen["arm 3"].color == "#000000"
-    assert len({(style.color, style.line) for style in chosen.values()}) == 20
-    assert styles(arms[:7], "arm 3") == {arm: chosen[arm] for arm in arms[:7]}
-
-
-def test_what_nothing_drives_is_not_plotted():
-    def with_momentum(arm):
-        def change(run):
-            updates = len(run.curves["loss"]["update"])
-            run.curves["loss"]["beta1"] = [0.9] * (updates - 1) + [0.5 if run.arm == arm else 0.9]
-            return run
-
-        return change
-
-    for arm, shown in (("none", False), ("b", True)):
-        contents = ReportContents(*made_up_study(("a", "b"), ("dino",), seeds=2, change=with_momentum(arm)))
-        assert ("beta1" in {kind.name for kind in contents.curve_kinds}) is shown
-
-
 # --- the whole report ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_name_is_never_markup(tmp_path):
     """Arms, data sets, descriptions, errors and commands are shown as they are, in every document and plot."""
     evil = "<script>alert(1)</script>&$x_1|`"
@@ -497,18 +356,6 @@ def test_a_name_is_never_markup(tmp_path):
         assert not re.search(r"(?<!\\)\$x_1", path.read_text(encoding="utf-8"))
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_losses_of_different_objectives_are_not_compared(tmp_path):
-    def change(run):
-        run.config["objective"] = "flow_matching" if run.arm == "b" else "ddpm"
-        return run
-
-    sentence = "Losses of ddpm and flow_matching are different quantities: compare their curves within an objective only."
-    page = page_of(tmp_path, *made_up_study(("a", "b"), ("dino",), change=change))
-    assert page.count(sentence) == 3  # the limitation, and the plots of training and held-out loss
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_an_arm_that_diverged(tmp_path):
     """One arm has no figures at all, another has some; both are told, and no mean is of runs that diverged."""
 
@@ -534,7 +381,6 @@ def test_an_arm_that_diverged(tmp_path):
     assert "24 of which diverged" in page
 
 
-@pytest.mark.usefixtures("undrawn")
 @cases("missing", [("dino", "c"), ("dino", "moons")])
 def test_samples_curves_and_figures_may_be_absent(tmp_path, missing):
     def change(run):
@@ -550,16 +396,16 @@ def test_samples_curves_and_figures_may_be_absent(tmp_path, missing):
     assert not {text for rows in Tables(page).found.values() for row in rows for text in row} & {"nan", "NaN", "None"}
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_one_seed_and_one_data_set_and_one_arm(tmp_path):
     page = page_of(tmp_path, *made_up_study(("a",), ("dino",), seeds=1))
     assert "1 arm on 1 data set with 1 seed each: 1 run, " in page
     assert "nan" not in page.partition("<script>")[0].lower()
-    rows = Tables(page_of(tmp_path, *made_up_study(("a", "b"), ("dino",), seeds=1))).found[tables.metric_label("kl")][1:]
-    assert [row[2] for row in rows] == ["baseline", "–"]
+    results, summary = made_up_study(("a", "b"), ("dino",), seeds=1)
+    assert "No test was possible" in page_of(tmp_path, results, summary)
+    summary["findings"]["kl"] = [verdict("cannot tell")]
+    assert "No difference from a passed the adjusted test." in page_of(tmp_path, results, summary)
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_what_a_study_has_besides(tmp_path, capsys):
     results, summary = made_up_study(("a", "b", "c"), ("dino",))
     tuning = made_up_run("a", "dino", 100)
@@ -596,6 +442,7 @@ def test_what_a_study_has_besides(tmp_path, capsys):
     assert "train_batch_size" in page
 
 
+@pytest.mark.pictures
 @pytest.mark.slow
 def test_a_report_replaces_the_one_before(tmp_path):
     """With plots as files for a paper: the same bytes each time, and fonts that journals take."""
@@ -615,13 +462,6 @@ def test_a_report_replaces_the_one_before(tmp_path):
     assert not list(once[1].rglob("seeds_coverage.*"))
 
 
-@pytest.mark.slow
-def test_the_page_of_a_thousand_runs_is_small(tmp_path):
-    results, summary = made_up_study([f"arm {place}" for place in range(10)], PAPER_DATASETS, seeds=25)
-    assert len(results) == 1000
-    assert len(page_of(tmp_path, results, summary)) < 4e6
-
-
 # --- in a browser ----------------------------------------------------------------------------------------------------
 
 
@@ -632,6 +472,7 @@ def index(tmp_path_factory):
     return write_report(tmp_path_factory.mktemp("browser"), results, summary)
 
 
+@pytest.mark.pictures
 @pytest.mark.slow
 def test_the_page_is_in_order_without_a_browser(index, tmp_path):
     assert mistakes(index) == []
@@ -642,18 +483,7 @@ def test_the_page_is_in_order_without_a_browser(index, tmp_path):
     assert len(mistakes(tmp_path / "index.html")) == 3
 
 
-@pytest.mark.slow
-def test_plots_of_the_page_are_drawings_as_wide_as_the_pictures_beside_it(index):
-    found = re.findall(r'<img[^>]* width="(\d+)" src="data:image/svg\+xml;base64,([^"]*)"', index.read_text())
-    for _, content in found:
-        assert ElementTree.fromstring(base64.b64decode(content)).tag == "{http://www.w3.org/2000/svg}svg"
-    widths = []
-    for path in index.parent.glob("*.png"):
-        with Image.open(path) as image:
-            widths.append(image.width)
-    assert sorted(int(width) for width, _ in found) == sorted(widths)
-
-
+@pytest.mark.pictures
 @pytest.mark.slow
 @needs_chromium
 def test_the_page_opens_from_disk_without_network_and_runs_no_other_script(browser, index):
@@ -672,6 +502,7 @@ def test_the_page_opens_from_disk_without_network_and_runs_no_other_script(brows
     browser.errors.clear()
 
 
+@pytest.mark.pictures
 @pytest.mark.slow
 @needs_chromium
 def test_tables_are_sorted_by_a_click(browser, index):
@@ -686,54 +517,17 @@ def test_tables_are_sorted_by_a_click(browser, index):
         assert found == expected(found)
 
 
-@needs_chromium
-def test_a_page_that_is_heard(browser, index):
-    """Every picture has a text, headings go down one level at a time, what a link names is there."""
-    browser.open(index)
-    assert browser.evaluate("[...document.images].every(image => image.alt.length > 20)")
-    levels = browser.evaluate("[...document.querySelectorAll('h1,h2,h3,h4,h5,h6')].map(head => Number(head.tagName[1]))")
-    assert (levels[0], levels.count(1)) == (1, 1)
-    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
-    assert browser.evaluate("[...document.querySelectorAll('a[href^=\"#\"]')].every(a => document.querySelector(a.hash))")
-    names = "[...document.querySelectorAll('tbody th')].map(cell => cell.textContent)"
-    assert {"a", "<b onclick=x>b</b>", "%{x}c"} <= set(browser.evaluate(names))
-
-
+@pytest.mark.pictures
 @pytest.mark.slow
 @needs_axe
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_can_be_read_by_everybody(browser, index, scheme):
-    """Contrast, texts of pictures, headings, language, by the rules of axe-core; with everything unfolded."""
-    browser.set_scheme(scheme)
+def test_the_page_can_be_read_by_everybody_at_any_width(browser, index):
+    """Contrast, texts of pictures, headings and language by the rules of axe-core, with everything unfolded."""
     found = {}
-    for width in (390, 800, 1400):
+    for scheme, width in (("light", 390), ("dark", 1200)):
+        browser.set_scheme(scheme)
         browser.open(index, width, 844, mobile=width < 1000)
         browser.evaluate("document.querySelectorAll('details').forEach(part => { part.open = true; })")
-        found[width] = browser.violations()
+        found[scheme] = browser.violations()
+        assert browser.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
     browser.set_scheme("")
-    assert found == {390: [], 800: [], 1400: []}
-
-
-@pytest.mark.slow
-@needs_chromium
-@pytest.mark.parametrize("width", [320, 800, 1200])
-def test_no_page_scrolls_sideways(browser, index, width):
-    browser.open(index, width, 844, mobile=width < 1000)
-    browser.evaluate("document.querySelectorAll('details').forEach(part => { part.open = true; })")
-    assert browser.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
-    # A long name in each row: none of it is hidden.
-    browser.evaluate("document.querySelectorAll('tbody th').forEach(cell => { cell.textContent += ' and more'.repeat(9); })")
-    hidden = "[...document.querySelectorAll('tbody th')].filter(cell => cell.scrollWidth > cell.clientWidth).length"
-    assert browser.evaluate(hidden) == 0
-
-
-@needs_chromium
-def test_on_paper_nothing_is_folded(browser, index):
-    browser.open(index)
-    visible = "document.querySelector('#findings + details table').checkVisibility()"
-    assert not browser.evaluate(visible)
-    assert base64.b64decode(browser.call("Page.printToPDF")["data"]).startswith(b"%PDF")
-    browser.call("Emulation.setEmulatedMedia", media="print")
-    shown = browser.evaluate(visible)
-    browser.call("Emulation.setEmulatedMedia", media="")
-    assert shown
+    assert found == {"light": [], "dark": []}

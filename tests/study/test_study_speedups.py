@@ -6,15 +6,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 from tables import cases
-from values_of_studies import noisy_curves, row_of
+from values_of_studies import row_of
 
-from diffusers_lrlab.study.analysis.findings import findings
-from diffusers_lrlab.study.analysis.speedups import _noise, speedups, updates_to_reach
-from diffusers_lrlab.study.analysis.summary import _compare_speed, against_controls
+from diffusers_lrlab.study.analysis.speedups import speedups, updates_to_reach
+from diffusers_lrlab.study.analysis.summary import _compare_speed, against_controls, findings
 from diffusers_lrlab.study.spec.reading import read_spec
 
 # --- Updates that are needed --------------------------------------------------------------------------------------------
@@ -36,17 +33,6 @@ from diffusers_lrlab.study.spec.reading import read_spec
 )
 def test_the_first_crossing(updates, quality, target, needed):
     assert updates_to_reach(updates, quality, target) == needed
-
-
-@given(st.lists(st.floats(-5, 5), min_size=1, max_size=12), st.floats(-5, 5))
-@settings(max_examples=40, deadline=None)
-def test_crossings_are_on_the_curve_and_nothing_before_them_is(quality, target):
-    updates = np.arange(len(quality)) * 100.0
-    needed = updates_to_reach(updates, quality, target)
-    assert (needed is None) == (min(quality) > target)
-    if needed is not None:
-        assert np.all(np.array(quality)[updates < needed - 1e-6] > target)
-        assert np.interp(needed, updates, quality) <= target + 1e-6
 
 
 UPDATES = np.arange(0, 1001, 100)
@@ -90,18 +76,6 @@ def noisy_course(rng, noise, length, speed=1.0):
 
 
 COURSES = [(0.05, 0.05, 2, False), (0.1, 0.01, 7, True)]
-
-
-@pytest.mark.slow
-@cases(("noise", "other", "length", "common"), COURSES)
-def test_alike_arms_are_told_apart_as_often_as_the_level_says(noise, other, length, common):
-    """However much the evaluations of each scatter, and whether the run ends on a slope or on a plateau."""
-    rng = np.random.default_rng(0)
-    told = 0
-    for _ in range(200):
-        curves = {"a": noisy_course(rng, noise, length), "b": noisy_course(rng, other, length)}
-        told += row_of(speedups(curves, "b", common), "a")["p"] < 0.05
-    assert told / 200 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 200)  # three standard errors
 
 
 @pytest.mark.slow
@@ -158,12 +132,6 @@ def test_an_arm_that_comes_first_and_ends_worse_is_told_so():
     assert row_of(speedups({"early": {"dino": early}, "late": {"dino": late}}, "late"), "early")["censored"] == 5
 
 
-def test_what_is_lost_again_was_not_reached():
-    dip = (UPDATES, np.where(UPDATES == 300, 0.5, 10 - 0.5 * UPDATES / 100))
-    row = speedup_row({0: dip}, {0: falling(0.8)})  # whose end is 2
-    assert row["censored"] == 1
-
-
 @pytest.mark.parametrize("common", [False, True])
 def test_every_baseline_reaches_its_own_end_whatever_is_rounded(common):
     """Curves with flat parts: means of equal numbers are not always that number."""
@@ -177,20 +145,6 @@ def test_every_baseline_reaches_its_own_end_whatever_is_rounded(common):
             assert row_of(speedups(curves, "b", common), "b")["censored"] == 0
 
 
-def test_a_spike_makes_no_target_easier():
-    at = np.arange(0, 1001, 20)
-    plain, spiked = ({0: (at, np.where(at == spike, 1e6, 10 - at / 100))} for spike in (-1, 900))
-    for arm, baseline in ((plain, spiked), (spiked, plain)):
-        row = speedup_row(arm, baseline)
-        assert (row["censored"], row["speedup"]) == (0, pytest.approx(1, rel=0.03))
-
-
-def test_the_noise_of_a_curve_is_the_standard_deviation_of_an_evaluation():
-    at = np.arange(20_000)
-    values = 10 - at / 1000 + np.random.default_rng(0).normal(0, 0.3, len(at)) + 100 * (at % 500 == 0)
-    assert _noise(values) == pytest.approx(0.3, rel=0.03)
-
-
 def test_the_worse_of_two_ends_is_what_both_reach():
     """A slow arm never reaches the control's end, and always its own; which is called the control does not matter."""
     curves = {"a": {"dino": {0: falling(0.5), 1: falling(0.8)}}, "b": {"dino": {0: falling(1), 1: falling(1)}}}
@@ -201,21 +155,35 @@ def test_the_worse_of_two_ends_is_what_both_reach():
     assert (other["speedup"], other["p"]) == pytest.approx((1 / row["speedup"], row["p"]))
 
 
-def test_a_run_that_diverged_has_no_end_that_another_could_reach():
-    diverged = ([0, 100, 200], [10, 50, math.nan])
-    curves = {"a": {"dino": {0: diverged, 1: falling(0.5)}}, "b": {"dino": {0: falling(1), 1: falling(1)}}}
-    row = row_of(speedups(curves, "b", common=True), "a")
-    assert (row["n"], row["censored"], row["ci_low"]) == (2, 1, None)
-    assert row["speedup"] == pytest.approx(0.5**0.5)  # of the other run; this one counts as if it had just got there
-    assert [row_of(speedups(curves, "a", common=True), "b")[key] for key in ("n", "censored")] == [1, 0]
+SLOPES = {0: 0.8, 1: 0.7, 2: 0.9}
+FLAT = (UPDATES, np.full(11, 10.0))
+DIP = (UPDATES, np.where(UPDATES == 300, 0.5, 10 - 0.5 * UPDATES / 100))
+SPIKED, PLAIN = (
+    {0: (at, np.where(at == spike, 1e6, 10 - at / 100))} for at in [np.arange(0, 1001, 20)] for spike in (900, -1)
+)
 
 
-def test_twice_the_slope_is_twice_as_fast():
-    slopes = {0: 0.8, 1: 0.7, 2: 0.9}
-    row = speedup_row({s: falling(2 * x) for s, x in slopes.items()}, {s: falling(x) for s, x in slopes.items()})
-    assert (row["n"], row["censored"]) == (3, 0)
-    assert (row["updates_needed"], row["speedup"]) == pytest.approx((500, 2))
-    assert (row["ci_low"], row["p"]) == (None, 0.25)  # three times the same: no spread, and a sign test
+@cases(
+    ("arm", "baseline", "n", "censored", "speedup"),
+    [
+        ({s: falling(2 * x) for s, x in SLOPES.items()}, {s: falling(x) for s, x in SLOPES.items()}, 3, 0, 2),
+        ({0: falling(0.5), 1: falling(2), 2: falling(0.4)}, {s: falling(1) for s in range(3)}, 3, 2, 2 ** (1 / 3)),
+        ({1: falling(2), 5: falling(3)}, {0: falling(1), 1: falling(1)}, 1, 0, 2),  # shared seeds only
+        ({5: falling(3)}, {0: falling(1)}, 0, 0, None),
+        ({0: FLAT, 1: falling(2)}, {0: FLAT, 1: falling(1)}, 1, 0, 2),  # the first target is reached without training
+        ({0: falling(1), 1: falling(2)}, {0: ([0, 100], [10, math.nan]), 1: falling(1)}, 1, 0, 2),  # or there is none
+        ({0: falling(1), 1: falling(2)}, {0: ([], []), 1: falling(1)}, 1, 0, 2),
+        ({0: DIP}, {0: falling(0.8)}, 1, 1, None),  # lost again, so not reached
+        (PLAIN, SPIKED, 1, 0, pytest.approx(1, rel=0.03)),
+        (SPIKED, PLAIN, 1, 0, pytest.approx(1, rel=0.03)),
+        ({0: ([0, 100, 200], [10, 50, math.nan]), 1: falling(0.5)}, {0: falling(1), 1: falling(1)}, 2, 2, None),
+    ],
+)
+def test_pairs_by_hand(arm, baseline, n, censored, speedup):
+    row = speedup_row(arm, baseline)
+    assert (row["n"], row["censored"]) == (n, censored)
+    assert row["speedup"] == (pytest.approx(speedup) if isinstance(speedup, float) else speedup)
+    assert (row["ci_low"] is None) == (n < 2 or censored > 0 or speedup == 2)  # three times the same has no spread
 
 
 def test_the_speedup_is_a_geometric_mean_with_the_interval_of_the_logarithm():
@@ -226,50 +194,6 @@ def test_the_speedup_is_a_geometric_mean_with_the_interval_of_the_logarithm():
     assert (row["speedup"], row["ci_low"], row["ci_high"]) == pytest.approx((np.exp(logs.mean()), np.exp(low), np.exp(high)))
     assert row["p"] == pytest.approx(stats.ttest_1samp(logs, 0).pvalue)
     assert row["updates_needed"] == pytest.approx(500)
-
-
-def test_the_baseline_has_updates_but_no_speedup_of_its_own():
-    rows = speedups({"a": {"dino": {0: falling(1), 1: falling(2)}}, "b": {"dino": {0: falling(1), 1: falling(1)}}}, "b")
-    row = row_of(rows, "b")
-    assert (row["n"], row["censored"], row["updates_needed"]) == (2, 0, 1000)
-    assert {row[key] for key in ("speedup", "ci_low", "ci_high", "p", "p_adjusted")} == {None}
-    assert list(row) == "arm dataset n censored ends_worse updates_needed speedup ci_low ci_high p p_adjusted".split()
-
-
-def test_runs_that_never_get_there_count_with_the_length_of_the_run():
-    row = speedup_row({0: falling(0.5), 1: falling(2), 2: falling(0.4)}, {s: falling(1) for s in range(3)})
-    assert (row["n"], row["censored"], row["updates_needed"]) == (3, 2, None)
-    assert row["speedup"] == pytest.approx(2 ** (1 / 3))
-
-
-def test_a_target_that_is_reached_without_training_tells_nothing():
-    flat = (UPDATES, np.full(11, 10.0))
-    row = speedup_row({0: flat, 1: falling(2)}, {0: flat, 1: falling(1)})
-    assert (row["n"], row["speedup"]) == (1, 2)
-
-
-@pytest.mark.parametrize("broken", [([0, 100], [10, math.nan]), ([], [])])
-def test_a_baseline_without_a_final_quality_sets_no_target(broken):
-    row = speedup_row({0: falling(1), 1: falling(2)}, {0: broken, 1: falling(1)})
-    assert (row["n"], row["speedup"]) == (1, 2)
-
-
-def test_only_shared_seeds_are_paired():
-    row = speedup_row({1: falling(2), 5: falling(3)}, {0: falling(1), 1: falling(1)})
-    assert (row["n"], row["speedup"]) == (1, 2)
-    empty = speedup_row({5: falling(3)}, {0: falling(1)})
-    assert (empty["n"], empty["censored"]) == (0, 0)
-    assert {empty[key] for key in ("updates_needed", "speedup", "ci_low", "p", "p_adjusted")} == {None}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("noise", "num_seeds"), [(1e-3, 8), (0.02, 3)])
-def test_noisy_curves_of_equal_arms_are_seldom_told_apart(noise, num_seeds):
-    """Without p = 1 for bounds that say nothing, the first of these studies would find an effect in 29 of a hundred."""
-    rng, reps = np.random.default_rng(1), 150
-    rows = [row_of(speedups(noisy_curves(rng, {"a": 1.0, "b": 1.0}, num_seeds, noise), "b"), "a") for _ in range(reps)]
-    assert stats.binomtest(sum(row["p"] < 0.05 for row in rows), reps, 0.05, "greater").pvalue > 1e-3
-    assert np.mean([math.log(row["speedup"]) for row in rows if row["speedup"]]) == pytest.approx(0, abs=0.02)
 
 
 def test_an_upper_bound_above_one_says_nothing():
@@ -283,10 +207,3 @@ def test_an_upper_bound_above_one_says_nothing():
     assert fast["ci_low"] is not None
     assert (row["ci_low"], row["ci_high"]) == (None, None)
     assert row["speedup"] > 1.8
-
-
-def test_an_upper_bound_below_one_is_tested_as_it_is():
-    noisy = (UPDATES, np.where(UPDATES >= 300, 1.0, 5.0))
-    arm = {seed: falling(0.9 + seed / 1000) for seed in range(5)}  # they end at 1 or a little below
-    row = speedup_row({**arm, 5: falling(0.5)}, dict.fromkeys(range(6), noisy))
-    assert (row["censored"], row["speedup"] < 0.5, row["p"] < 1e-3) == (1, True, True)

@@ -7,8 +7,6 @@ import io
 import itertools
 import json
 import math
-import threading
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -34,7 +32,6 @@ from diffusers_lrlab.training.resolve import resolve_config
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 CPU = torch.device("cpu")
-PRECISIONS = [torch.float64, torch.float32]
 
 
 def networks(number, layers=2, dimension=2, dtype=torch.float32, hidden_size=24, embedding_size=12):
@@ -68,8 +65,7 @@ def gradients_of(models, batch, dimension, dtype, places=None):
     return (points, timesteps, towards), prediction, gradients
 
 
-@cases(("layers", "dimension"), [(0, 1), (1, 5), (3, 2)])
-@cases("dtype", PRECISIONS)
+@cases(("dtype", "layers", "dimension"), [(torch.float64, 0, 1), (torch.float64, 3, 2), (torch.float32, 1, 5)])
 def test_gradients_are_those_of_each_network(dtype, layers, dimension):
     tolerance, models = 1e-12 if dtype == torch.float64 else 1e-5, networks(3, layers, dimension, dtype)
     (points, timesteps, towards), prediction, gradients = gradients_of(models, 10, dimension, dtype)
@@ -91,10 +87,9 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_clipping_is_torchs(dtype):
+def test_clipping_is_torchs():
     """To several norms at once, above and below what the gradients have, and to none; a member without numbers is alone."""
-    limits = [0.01, 1e6, math.inf, 0.5, 1.0]
+    dtype, limits = torch.float32, [0.01, 1e6, math.inf, 0.5, 1.0]
     twins = networks(5, dtype=dtype)
     gradients = [torch.randn(values.shape, dtype=dtype) for values in stack_parameters(twin.parameters() for twin in twins)]
     for gradient in gradients:
@@ -159,7 +154,15 @@ def train(stack, last=None):
 def without_a_stop():
     """All of [`ARMS`], trained to their ends."""
     members = make_members()
-    train(Stack(list(members.values()), CPU))
+    stack = Stack(list(members.values()), CPU)
+    before = [weight.clone() for weight in stack.weights]
+    train(stack, 3)
+    # Parameters stay views of the stack, whatever their optimizer does to them.
+    for place, member in enumerate(stack.members):
+        for parameter, values in zip(member.run.model.parameters(), stack.weights, strict=True):
+            assert parameter.data_ptr() == values[place].data_ptr()
+        assert not all(torch.equal(old[place], new[place]) for old, new in zip(before, stack.weights, strict=True))
+    train(stack)
     return members
 
 
@@ -179,31 +182,6 @@ def assert_same_state(found, expected):
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
     else:
         assert found == expected or found != found != expected != expected
-
-
-@pytest.fixture(scope="module", params=[1, 6, 10, 17])
-def with_a_stop(request):
-    """The same, saved and loaded as a study does it, at some update between two logging points or at one."""
-    stopped = make_members()
-    stack = Stack(list(stopped.values()), CPU)
-    train(stack, request.param)
-    file = io.BytesIO()
-    torch.save({name: member.state_dict() | {"sums": stack.sums_of(member)} for name, member in stopped.items()}, file)
-    file.seek(0)
-    states = torch.load(file, weights_only=True)
-    members = make_members()
-    for name, state in states.items():
-        members[name].run.update, members[name].error = state["update"], state["error"]
-    stack = Stack(list(members.values()), CPU)
-    stack.load({members[name]: state for name, state in states.items()})
-    train(stack)
-    return members
-
-
-@pytest.mark.slow
-@cases("name", ARMS)
-def test_saving_and_going_on_is_never_having_stopped(without_a_stop, with_a_stop, name):
-    assert_same_state(with_a_stop[name].state_dict(), without_a_stop[name].state_dict())
 
 
 def test_the_ends_were_as_meant(without_a_stop):
@@ -231,9 +209,7 @@ def test_samples_of_all_are_those_of_each(without_a_stop, num, monkeypatch):
     before = {name: copy.deepcopy(member.run.model.state_dict()) for name, member in members.items()}
     drawn = {}
     steps = draw_together([(member, spec_of(name)) for name, member in members.items()], drawn)
-    shares = [*steps]
-    assert len(shares) == 2 + 3
-    assert sum(shares) == pytest.approx(1)
+    assert [*steps] == [True] * (2 + 3)
     for name, member in members.items():
         assert_same_state(dict(member.run.model.state_dict()), dict(before[name]))
         np.testing.assert_array_equal(drawn[name], draw(member.run, drawing_of(member.run, COMPARED)))
@@ -251,7 +227,7 @@ def threads():
 
 
 def test_worker_threads_compute_what_one_stack_does(without_a_stop, threads):
-    """Saved by three workers, continued by two: on another machine, say."""
+    """Saved by three workers between two logging points, and continued by two: as never stopped, to the bit."""
     stopped, members = make_members(), make_members()
     threads(3)
     with worker_threads(CPU, 20) as workers:
@@ -262,6 +238,13 @@ def test_worker_threads_compute_what_one_stack_does(without_a_stop, threads):
         numbers = list(itertools.islice(stacks.updates(), 7))
         assert len(ARMS) >= numbers[0] >= numbers[-1] > 0
         states = {name: member.state_dict() | {"sums": stacks.sums_of(member)} for name, member in stopped.items()}
+        torch.save(states, file := io.BytesIO())
+    states = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+    with worker_threads(CPU, 1) as workers:  # a single member has all cores
+        assert (workers.num_threads, torch.get_num_threads()) == (1, 3)
+    with pytest.raises(ZeroDivisionError), worker_threads(CPU, 20) as workers:
+        workers.map(lambda value: 1 / value, [1, 0, 1])
+    assert torch.get_num_threads() == 3
     threads(2)
     for name, state in states.items():
         members[name].run.update, members[name].error = state["update"], state["error"]
@@ -274,34 +257,6 @@ def test_worker_threads_compute_what_one_stack_does(without_a_stop, threads):
     for name, member in members.items():
         assert stacks.sums_of(member).tolist() == [0, 0, 0]
         assert_same_state(member.state_dict(), without_a_stop[name].state_dict())
-
-
-def test_worker_threads(threads):
-    """They run at the same time, with a core each; a single member has all; an error in one is everyone's."""
-    threads(3)
-    with worker_threads(CPU, 20) as workers:
-        meeting = threading.Barrier(3)
-        assert sorted(workers.map(lambda value: (value, meeting.wait(10))[0], [2, 0, 1])) == [0, 1, 2]
-        assert workers.map(lambda _: torch.get_num_threads(), range(3)) == [1, 1, 1]
-    with worker_threads(CPU, 1) as workers:
-        assert (workers.num_threads, torch.get_num_threads()) == (1, 3)
-    with pytest.raises(ZeroDivisionError), worker_threads(CPU, 20) as workers:
-        workers.map(lambda value: 1 / value, [1, 0, 1])
-    assert torch.get_num_threads() == 3
-
-
-@cases("name", ARMS)
-def test_an_optimizer_works_in_the_stack(name):
-    """Its parameters stay views of the stack, whatever it does to them, and the stack changes."""
-    member = make_member(**ARMS[name])
-    stack = Stack([make_member(), member, make_member(seed=1)], CPU)
-    place = stack.members.index(member)
-    before = [values[place].clone() for values in stack.weights]
-    for _ in range(3):
-        stack.do_update()
-        for parameter, values in zip(member.run.model.parameters(), stack.weights, strict=True):
-            assert parameter.data_ptr() == values[place].data_ptr()
-    assert not all(torch.equal(old, new[place]) for old, new in zip(before, stack.weights, strict=True))
 
 
 def test_who_leaves_takes_only_itself_along():
@@ -348,22 +303,10 @@ def test_more_members_launch_nothing_more():
     assert counts[3] - counts[1] == 6  # the noise of each
 
 
-def test_time_is_shared_out():
-    members = [make_member(max_train_steps=steps) for steps in (5, 10, 20)]
-    stack = Stack(members, CPU)
-    started = time.perf_counter()
-    train(stack)
-    wall = time.perf_counter() - started
-    trained = [member.run.training_seconds for member in members]
-    assert trained[0] < trained[1] < trained[2]
-    total = sum(trained) + sum(member.run.evaluation_seconds for member in members)
-    assert wall / 2 < total <= wall
-
-
 # --- curves ----------------------------------------------------------------------------------------------------------------
 
 
-@cases("num_updates", [1, 7, 200, 201, 999, 10_000])
+@cases("num_updates", [1, 200, 201, 999])
 def test_curves_are_thinned(num_updates):
     curves = Curves(num_updates)
     for update in range(num_updates):
@@ -381,7 +324,6 @@ def test_curves_are_thinned(num_updates):
 def test_curves_keep_what_is_finite_and_come_back():
     curves = Curves(3)
     assert curves.to_dict() == {"loss": {"update": [], "loss": [], "lr": []}, "quality": {}}
-    assert curves.last_quality == {}
     for update, loss in enumerate((1.5, math.inf, math.nan)):
         curves.add_loss(update, loss, 0.1)
     curves.add_quality(1, {"validation_loss": 0.5, "validation_loss_ema": 0.75})
@@ -394,7 +336,3 @@ def test_curves_keep_what_is_finite_and_come_back():
             "quality": {"update": [1, 2], "validation_loss": [0.5, 0.25], "validation_loss_ema": [0.75, 0.5]},
         }
         assert each.last_quality == {"validation_loss": 0.25, "validation_loss_ema": 0.5}
-    curves.add_loss(2, 1.0, 0.1, 0.9)
-    assert "beta1" not in curves.to_dict()["loss"]  # not all of the run
-    again.add_quality(3, {"validation_loss": 0.0, "validation_loss_ema": 0.0})
-    assert len(curves.to_dict()["quality"]["update"]) == 2

@@ -1,18 +1,25 @@
 """Tuned learning rates: grids go on beyond their edge until the best rate is inside, however often a study is stopped."""
 
 import math
+import shutil
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_studies import BEYOND, HOT, ONE, assert_same_but_for_times, moments, read_summary, records, study
+from small_studies import SPEC as SMALL
 from tables import cases
 
+from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.study.analysis.tuning import chosen_rates, most_tuning_runs, tuning_rounds, tuning_rows
 from diffusers_lrlab.study.spec.expansion import expand_tuning
 from diffusers_lrlab.study.spec.reading import read_spec
 from diffusers_lrlab.study.spec.spec import next_beyond
+
+pytestmark = pytest.mark.usefixtures("bare")
 
 # grid, the next number below, the next one above
 GRIDS = [
@@ -35,13 +42,6 @@ GRIDS = [
 @cases(("grid", "below", "above"), GRIDS)
 def test_the_next_number_beyond_a_grid(grid, below, above):
     assert [next_beyond(grid, higher=False), next_beyond(grid, higher=True)] == [below, above]
-
-
-@given(st.lists(st.floats(1e-12, 1e12), min_size=1, max_size=5, unique=True), st.booleans())
-def test_it_is_beyond(grid, higher):
-    number = next_beyond(grid, higher)
-    assert number is not None
-    assert number > max(grid) if higher else 0 < number < min(grid)
 
 
 BASE = {"max_train_steps": 30, "num_validation_images": 200, "learning_rate": 1e-3}
@@ -130,22 +130,6 @@ def test_a_round_begins_when_the_one_before_is_complete():
     assert len(tuning_rounds(study, folder)) == 2
 
 
-def test_a_rate_that_diverges_is_the_worst():
-    """One run of it is enough; where all rates diverge, lower ones are tried."""
-
-    def score(run):
-        is_hot = run.config.learning_rate > 1e-3 or run.dataset == "moons"
-        return None if is_hot and run.seed == 11 else 0.5
-
-    study = spec(arms={"a": ARMS["a"]})
-    rounds = tuned(study, Folder(score))
-    rates = [{dataset: {run.config.learning_rate for run in runs if run.dataset == dataset} for dataset in study.datasets}
-             for runs in rounds]  # fmt: skip
-    assert rates[0]["dino"] == {1e-3, 3e-3}
-    assert rates[1] == {"dino": {1e-3 * 0.3}, "moons": {1e-3 * 0.3}}
-    assert [sorted(of_round["moons"]) for of_round in rates[1:]] == [[1e-3 * 0.3], [1e-3 * 0.1], [1e-3 * 0.03]]
-
-
 def test_names_of_tuning_runs_stay():
     """Written down, so that a study that was begun goes on with its results."""
     runs = expand_tuning(spec(arms={"a": ARMS["a"]}, seeds=[10]))
@@ -162,3 +146,97 @@ def test_arms_that_differ_in_their_rate_only_may_meet():
         expand_tuning(spec(arms=arms))
     assert len(expand_tuning(spec(arms=arms, extensions=0))) == 2 * 2 * 2 * 2
     assert len(expand_tuning(spec(arms={**arms, "high": {"learning_rate": 1e2}}))) == 2 * 2 * 2 * 2
+
+
+# --- small studies ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_tuning_takes_the_best_rate_that_does_not_diverge(home, tmp_path):
+    tune = {"learning_rates": ["1e-4", 1e-2, 1e30], "seeds": [10, 11], "metric": "validation_loss_ema"}
+    out = study(home, tmp_path / "out", **ONE, tune=tune)
+    scores, chosen = {}, {}
+    for record in records(out).values():
+        run = record["run"]
+        if run["stage"] == "compare":
+            chosen[run["arm"]] = run["learning_rate"]
+            assert record["config"]["learning_rate"] == run["learning_rate"]
+            assert run["seed"] == 0
+        else:
+            assert run["seed"] in (10, 11)
+            score = record["train"]["results"].get("validation_loss_ema", math.inf)
+            scores.setdefault(run["arm"], {}).setdefault(run["learning_rate"], []).append(score)
+    assert {rate: len(values) for rate, values in scores["cosine"].items()} == {1e-4: 2, 1e-2: 2, 1e30: 2}
+    for arm, of_arm in scores.items():
+        means = {rate: np.mean(values) for rate, values in of_arm.items()}
+        assert math.isinf(means[1e30])
+        assert chosen[arm] == min(means, key=means.get) == 1e-2
+    rows = read_summary(out)["tuning"]
+    assert {(row["arm"], row["learning_rate"]) for row in rows if row["chosen"]} == set(chosen.items())
+    assert {row["score"] for row in rows if row["learning_rate"] == 1e30} == {None}
+    assert read_summary(out)["study"]["runs"] == {"finished": 2 + 8, "diverged": 4}
+    before = moments(out)
+    study(home, out, **ONE, tune=tune)
+    assert moments(out) == before
+
+
+@pytest.mark.slow
+def test_an_arm_that_diverges_at_every_rate_takes_part_with_the_lowest(home, tmp_path):
+    """The others are compared as ever."""
+    tune = {"factors": [1, 10], "seeds": [10], "metric": "validation_loss_ema"}
+    out = study(home, tmp_path / "out", **ONE, tune=tune, arms={**SMALL["arms"], "hot": HOT})
+    rows = [row for row in read_summary(out)["rows"] if row["metric"] == "validation_loss_ema"]
+    assert {row["arm"]: row["n"] for row in rows} == {"constant": 1, "cosine": 1, "hot": 0}
+    assert {row["arm"]: row["diverged"] for row in rows} == {"constant": 0, "cosine": 0, "hot": 1}
+    rates = {row["learning_rate"]: row["chosen"] for row in read_summary(out)["tuning"] if row["arm"] == "hot"}
+    assert [*rates] == pytest.approx([1e27, 1e28, 1e29, 1e30, 1e31])
+    assert [*rates.values()] == [True, False, False, False, False]
+    assert main(["study", "report", str(out)]) == 0
+
+
+# The best rate of these is far above the grid.
+
+
+def tuning_of(out):
+    return {record["run"]["id"]: record["run"] for record in records(out).values() if record["run"]["stage"] == "tune"}
+
+
+@pytest.mark.slow
+def test_rates_beyond_the_edge_are_tried(beyond, capsys):
+    rows = read_summary(beyond)["tuning"]
+    for arm in SMALL["arms"]:
+        rates = {row["learning_rate"]: row["score"] for row in rows if row["arm"] == arm}
+        assert len(rates) > 3
+        assert [*rates] == pytest.approx([1e-3 * 10 ** (number / 2 - 1) for number in range(len(rates))], rel=0.06)
+        best = min(rates, key=rates.get)
+        assert min(rates) < best < max(rates)
+        assert [(row["learning_rate"], row["at_edge"]) for row in rows if row["arm"] == arm and row["chosen"]] == [
+            (best, False)
+        ]
+        compared = [record["run"] for record in records(beyond).values() if record["run"]["stage"] == "compare"]
+        assert {run["learning_rate"] for run in compared if run["arm"] == arm} == {best}
+    before = (beyond / "summary.json").read_text()
+    assert main(["study", "report", str(beyond)]) == 0
+    assert (beyond / "summary.json").read_text() == before
+    capsys.readouterr()
+    main(["study", "run", str(beyond / "spec.yaml"), "--dry_run"])
+    assert "before, 4 runs to choose learning rates, and up to 10 more" in capsys.readouterr().out
+    main(["study", "run", str(beyond / "spec.yaml"), f"--out={beyond}", "--dry_run"])
+    text = capsys.readouterr().out
+    assert f"before, {len(rows)} runs to choose learning rates\n" in text
+    assert f"{len(records(beyond))} of them are already finished" in text
+
+
+@pytest.mark.slow
+def test_tuning_goes_on_in_the_middle_of_a_round(home, beyond):
+    """As after a kill: of the third round, one run of two has its result, and nothing after that is there."""
+    out = shutil.copytree(beyond, home / "middle-of-a-round")
+    rates = {run["id"]: run["learning_rate"] for run in tuning_of(out).values()}
+    third = sorted(name for name, rate in rates.items() if rate == pytest.approx(3e-3))
+    assert len(third) == 2
+    gone = {third[0], *(name for name, rate in rates.items() if rate > 5e-3)} | {*records(out)} - {*rates}
+    for name in gone:
+        (out / "runs" / f"{name}.json").unlink()
+    assert main(["study", "report", str(out)]) == 2  # the rates are not chosen yet
+    study(home, out, "--executor=stacked", **BEYOND)
+    assert_same_but_for_times(beyond, out)

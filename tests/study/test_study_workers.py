@@ -1,6 +1,5 @@
 """Studies whose runs are computed by workers: made-up ones, processes, and Ray; and what happens when something dies."""
 
-import contextlib
 import json
 import os
 import pickle
@@ -17,13 +16,13 @@ import pytest
 import torch
 import yaml
 from runs import TINY_UNET, environment, wait_for
-from small_studies import BASE, TINY, assert_same_but_for_times, contents, records
+from small_studies import BASE, TINY, assert_same_but_for_times, contents
 from started import Started
 from tables import rows
 
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.study.executors import workers
-from diffusers_lrlab.study.executors.workers import Job, run_jobs, share_cores
+from diffusers_lrlab.study import workers
+from diffusers_lrlab.study.workers import Job, run_jobs, share_cores
 
 # --- jobs handed out, without any process ----------------------------------------------------------------------------
 
@@ -50,18 +49,14 @@ class MadeUpWorkers:
 
 
 def handed_out(stacks, script):
-    """The log of the workers, and the updates and runs that the bars show, after jobs of these stacks, named by letters."""
+    """The log of the workers, and the updates and runs that the bars count, after jobs of these stacks, named by letters."""
     specs = {letter: SimpleNamespace(id=letter, config=SimpleNamespace(max_train_steps=10)) for letter in "".join(stacks)}
-    done, shown = set(), {"updates": 0, "measured": 0}
-
-    def advance(amount, counter="updates"):
-        shown[counter] += amount
-
+    done, shown = set(), []
     folder = SimpleNamespace(
         missing=lambda specs: [spec for spec in specs if spec.id not in done],
         run_file=lambda run_id: SimpleNamespace(exists=lambda: run_id in done),
     )
-    progress = SimpleNamespace(advance=advance, finished=lambda spec: None)
+    progress = SimpleNamespace(advance=shown.append, finished=lambda spec: shown.append(spec.id))
     workers = MadeUpWorkers(script, done)
     try:
         all_jobs = [Job(None, [specs[letter] for letter in stack]) for stack in stacks]
@@ -72,7 +67,7 @@ def handed_out(stacks, script):
 
 
 def test_finished_runs_are_counted():
-    assert handed_out(["ab", "c"], {}) == (["ab", "c"], {"updates": 30, "measured": 3}, None)
+    assert handed_out(["ab", "c"], {}) == (["ab", "c"], [10, "a", 10, "b", 10, "c"], None)
 
 
 KEPT = ". Finished runs are kept. "
@@ -94,7 +89,7 @@ def test_how_a_job_ends_is_returned(monkeypatch, tmp_path):
     """Errors as those that can be pickled."""
 
     def outcome(execute=None):
-        error = pickle.loads(pickle.dumps(workers.do_job(workers.Setup(tmp_path, "fp32", ""), Job(execute, []))))
+        error = pickle.loads(pickle.dumps(workers.do_job(workers.Setup(tmp_path, ""), Job(execute, []))))
         return type(error), "" if error is None else str(error)
 
     nodes = f"--out {str(tmp_path)!r}: every node needs this folder. Give one on a shared disk."
@@ -118,16 +113,10 @@ def test_how_a_job_ends_is_returned(monkeypatch, tmp_path):
     assert outcome() == (LabError, "A worker was stopped" + AGAIN)
 
 
-def test_hidden_gpus_are_none(monkeypatch):
-    monkeypatch.setattr(workers.torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert workers.visible_gpus() == []
+def test_cores_and_gpus_are_shared_out(monkeypatch):
     monkeypatch.setattr(workers.torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-5f")
     assert workers.visible_gpus() == ["3", "GPU-5f"]
-
-
-def test_cores_are_shared_out(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert share_cores(None, 8, 0) == (8, 1)
     assert share_cores(3, 8, 0) == (3, 2)
@@ -231,22 +220,6 @@ def test_a_killed_worker_leaves_the_files_of_local(one_by_one, tmp_path, executo
     assert not [*study.out.glob("local"), *study.out.rglob(".tmp*")]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("executor", ["pool", RAY])
-def test_stacks_without_memory_go_on_in_smaller_ones(tmp_path, executor):
-    changes = {"datasets": {"dino": POINTS}, "seeds": 2}
-    undisturbed, study = Study(tmp_path / "undisturbed", **changes), Study(tmp_path / "study", **changes)
-    undisturbed.run("--executor=stacked", "--stack_size=2")
-    (study.folder / "small").touch()
-    error = study.run(f"--executor={executor}", "--workers=1", status=2)
-    assert "A worker ran out of memory ([enforce fail" in error
-    assert "a smaller --stack_size" in error
-    study.run(f"--executor={executor}", "--workers=1", "--stack_size=2")
-    assert_same_but_for_times(undisturbed.out, study.out)
-    assert [record["run"]["executor"]["members"] for record in records(study.out).values()] == [2] * 4
-    assert study.updates() == ["4"] * 4 + ["2"] * 80
-
-
 def has_gone_on(out, begun):
     return any(out.glob("local/*/checkpoint-*")) and len(contents(out)) > begun
 
@@ -266,23 +239,6 @@ def test_stopped_and_killed_it_goes_on_by_the_same_command(one_by_one, tmp_path,
         study.check_that_all_have_ended()
     study.run(*options)
     assert_same_but_for_times(one_by_one.out, study.out)
-
-
-def commands_of_children(pid):
-    for child in psutil.Process(pid).children():
-        with contextlib.suppress(psutil.Error):  # it has just ended, as those do that ask for the machine's facts
-            yield " ".join(child.cmdline())
-
-
-@pytest.mark.slow
-def test_workers_end_with_a_study_that_is_killed_before_their_first_job(tmp_path):
-    study = Study(tmp_path / "study")
-    process = study.start("--executor=pool", "--workers=2", "--stack_size=1")
-    wait_for(lambda: any("spawn_main" in command for command in commands_of_children(process.pid)), process)
-    time.sleep(0.5)  # while it imports
-    process.kill()
-    process.communicate()
-    study.check_that_all_have_ended(within=120.0)  # after imports, which take long on a busy machine
 
 
 @pytest.mark.slow

@@ -15,8 +15,7 @@ from tables import cases
 from diffusers_lrlab import LabError, TrainingConfig, get_loss_weighting, get_timestep_sampler
 from diffusers_lrlab.timesteps.noise_levels import flow_sigmas, noise_levels
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
-from diffusers_lrlab.training.resolve import resolve_config
-from diffusers_lrlab.training.resolve_timesteps import check_timesteps
+from diffusers_lrlab.training.resolve import check_timesteps, resolve_config
 
 T = 1000
 FLOW, SHIFTED = FlowMatchEulerDiscreteScheduler(T), FlowMatchEulerDiscreteScheduler(T, shift=3.0)

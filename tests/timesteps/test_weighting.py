@@ -12,13 +12,12 @@ from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.batch import Batch
-from diffusers_lrlab.data.layout import BatchLayout
+from diffusers_lrlab.data.options import BatchLayout
 from diffusers_lrlab.objective.objective import Objective
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS
 from diffusers_lrlab.timesteps.weighting import get_loss_weighting
 from diffusers_lrlab.training.config import TrainingConfig
-from diffusers_lrlab.training.resolve import resolve_config
-from diffusers_lrlab.training.resolve_timesteps import objective_spec
+from diffusers_lrlab.training.resolve import objective_spec, resolve_config
 
 PREDICTION_TYPES = ["epsilon", "sample", "v_prediction"]
 

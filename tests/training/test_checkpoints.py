@@ -1,18 +1,25 @@
-"""Checkpoints that a thread writes while training goes on: what they hold, and what becomes of errors there."""
+"""Checkpoints that a thread writes while training goes on, errors there, and snapshots of post-hoc averages."""
 
+import filecmp
 import json
 import threading
 
 import helpers
+import numpy as np
 import pytest
 import torch
 from continued_runs import assert_same, load_state
 
-from diffusers_lrlab.core.errors import DiskFull, Diverged
+from diffusers_lrlab import TrainingConfig
+from diffusers_lrlab.averaging.averages import EMA
+from diffusers_lrlab.averaging.forms import EMAForm
+from diffusers_lrlab.averaging.posthoc import read_snapshots
+from diffusers_lrlab.core.errors import DiskFull, Diverged, LabError
 from diffusers_lrlab.core.manifest import find_damage
 from diffusers_lrlab.training import checkpoints
 from diffusers_lrlab.training.checkpoints import CheckpointWriter
-from diffusers_lrlab.training.run_folder import RunFolder
+from diffusers_lrlab.training.resolve import resolve_config
+from diffusers_lrlab.training.run_folder import SNAPSHOTS, RunFolder
 
 MODEL = {"dimension": 2, "hidden_size": 8, "num_layers": 1, "embedding_size": 4}
 SMALL = {"dataset_name": "moons", "max_train_steps": 12, "train_batch_size": 32, "num_validation_images": 16}
@@ -113,3 +120,82 @@ def test_a_run_that_diverges_meanwhile_keeps_it_and_names_it(tmp_path, disk):
     with pytest.raises(Diverged, match=f"last checkpoint with finite weights is {tmp_path}/checkpoint-3"):
         next(updates)
     assert names(tmp_path) == ["checkpoint-3"]
+
+
+# --- snapshots of post-hoc averages ------------------------------------------------------------------------------------
+
+POSTHOC = "posthoc:sigma_rels=[0.1|0.2],snapshots=3"
+
+
+def averaging(folder, **options):
+    return make_trainer(folder, **{"ema": POSTHOC, "checkpointing_steps": 5, **options})
+
+
+def stop_after(trainer, number):
+    updates = do_updates(trainer, number)
+    trainer.checkpoints.finish()
+    updates.close()
+
+
+def weights_of(average):
+    return [value.clone() for value in average.shadow_params]
+
+
+def test_snapshots_hold_the_averages_at_their_updates(tmp_path):
+    trainer, expected = averaging(tmp_path), {}
+    run = trainer.run
+    beside = EMA(run.trained, EMAForm.of("power_function:sigma_rel=0.2"))  # one that is really run
+    for update in trainer.updates(show_progress=False):
+        beside.advance(update)
+        expected[update] = [weights_of(run.average), weights_of(beside)]
+    found = read_snapshots(tmp_path / SNAPSHOTS)
+    assert [(one.update, one.end, one.sigma_rels) for one in found] == [(n, n, [0.1, 0.2]) for n in (4, 8, 12)]
+    names = [name for name, _ in run.model.named_parameters()]
+    for one in found:
+        assert one.shapes() == {name: tuple(value.shape) for name, value in run.model.named_parameters()}
+        for track in range(2):
+            into = {name: torch.zeros_like(value) for name, value in run.model.named_parameters()}
+            one.read(np.eye(2)[track], into)
+            assert all(map(torch.equal, (into[name] for name in names), expected[one.update][track]))
+
+
+def files_of(folder):
+    return sorted(path.relative_to(folder) for path in (folder / SNAPSHOTS).rglob("*") if path.is_file())
+
+
+def test_resumed_to_the_bit(tmp_path):
+    """Stopped after a snapshot that no checkpoint has: it is taken again, and is the same."""
+    options = {"ema": f"{POSTHOC},dtype=bf16"}
+    whole, first = averaging(tmp_path / "whole", **options), averaging(tmp_path / "parts", **options)
+    stop_after(whole, 12)
+    stop_after(first, 9)
+    assert len(files_of(tmp_path / "parts")) == 2 * 3
+    second = averaging(tmp_path / "parts", **options)
+    second.resume(tmp_path / "parts" / "checkpoint-5")
+    assert len(files_of(tmp_path / "parts")) == 1 * 3  # that of update 8 comes later
+    stop_after(second, 7)
+    assert len(second.run.averages) == 2
+    for one, other in zip(whole.run.averages, second.run.averages, strict=True):
+        assert all(map(torch.equal, one.shadow_params, other.shadow_params))
+    names = files_of(tmp_path / "whole")
+    assert names == files_of(tmp_path / "parts")
+    assert len(names) == 3 * 3
+    assert filecmp.cmpfiles(tmp_path / "whole", tmp_path / "parts", names, shallow=False) == (names, [], [])
+    folders = {path.name for path in (tmp_path / "parts" / "checkpoint-12").iterdir() if path.is_dir()}
+    assert folders == {"denoiser", "denoiser_ema", "denoiser_ema_2"}
+
+
+def test_a_new_run_removes_snapshots_of_the_old_one_and_nothing_else(tmp_path):
+    stop_after(averaging(tmp_path), 12)
+    (tmp_path / SNAPSHOTS / "mine.txt").write_text("mine")
+    folder = RunFolder(tmp_path)
+    folder.clear()
+    assert [path.name for path in (tmp_path / SNAPSHOTS).iterdir()] == ["mine.txt"]
+
+
+def test_wrong_widths_and_a_run_too_short_are_refused(tmp_path):
+    for widths, reason in (("[0.1|0.1]", "one or more different widths"), ("[0.1|0.3]", "numbers in .1e-5, 0.2886")):
+        with pytest.raises(LabError, match=reason):
+            resolve_config(TrainingConfig(ema=f"posthoc:sigma_rels={widths}"))
+    with pytest.raises(LabError, match="takes 16 snapshots, .* and the run has 12 updates"):
+        averaging(tmp_path, ema="posthoc")

@@ -99,13 +99,11 @@ OPTIONS = {
         ["--max_train_steps=5", "--lr_warmup_steps=10"],
         ["Warm-up of 10 updates", "run of 5 updates", "Use at most 4", "0.05"],
     ),
-    "warm-up of one and a half updates": (["--lr_warmup_steps=1.5"], ["1.5", "whole number of updates", "fraction"]),
     "warm-up with constant": (
         ["--lr_scheduler=constant", "--lr_warmup_steps=10"],
         ["--lr_warmup_steps 10", "'constant'", "use --lr_scheduler constant_with_warmup"],
     ),
     "all of one's files": (["--dataset_name=~"], ["all of your files"]),
-    "a wrong number before the Hub is asked": (["--dataset_name=user/name", "--seed=-1"], ["--seed -1"]),
     "more inference steps than steps": (
         ["--ddpm_num_steps=10", "--num_inference_steps=20"],
         ["--num_inference_steps 20: must be at most 10, the timesteps"],
@@ -126,7 +124,6 @@ OPTIONS = {
         ["--lr_scheduler=reduce_lr_on_plateau", "--num_validation_images=0"],
         ["'reduce_lr_on_plateau'", "validation loss", "--num_validation_images 0"],
     ),
-    "unknown flag": (["--learning_rat=1"], ["'--learning_rat=1'", "the command line", "Did you mean '--learning_rate'?"]),
     "missing model": (["--model_config_name_or_path=TMP/none"], ["it cannot be read", "config.json"]),
     "missing YAML": (["--config=TMP/none.yaml"], ["TMP/none.yaml", "Give the path of a YAML file"]),
 }
@@ -356,20 +353,6 @@ def limit_files(num_bytes):
     """Makes every file longer than this fail to be written, which to the writer is like a full disk."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
-
-
-# The weights have 2.7 MiB, the optimizer's state twice that: torch fails here, safetensors in the next test.
-@pytest.mark.slow
-def test_a_full_disk_leaves_nothing_half_written(tmp_path):
-    folder = tmp_path / "run"
-    outcome = start(*SMALL, f"--output_dir={folder}", before=functools.partial(limit_files, 4 * 2**20))
-    assert_told(outcome, "No room to write", "checkpoint-2", "Free some space", "--resume_from_checkpoint latest")
-    assert {path.name for path in folder.iterdir()} == {"lrlab"}
-    assert not list(folder.rglob(".tmp*"))
-    assert json.loads((folder / "lrlab" / "run.json").read_text())["run"]["status"] == "failed"
-    rows = [json.loads(line) for line in (folder / "lrlab" / "metrics.jsonl").read_text().splitlines()]
-    # A thread writes the checkpoint, and training goes on until it has failed: to the end of the third update at most.
-    assert [row["update"] for row in rows] in ([1, 2], [1, 2, 2], [1, 2, 2, 3])
 
 
 def test_a_full_disk_leaves_what_was_there(finished_run, tmp_path):

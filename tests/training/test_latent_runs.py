@@ -13,15 +13,15 @@ import torch
 from diffusers import AutoencoderKL, DiffusionPipeline, UNet2DModel
 from helpers import config, load_data, stacked
 from latents import TINY_UNET, encode, save_vae
+from tables import cases
 
 import diffusers_lrlab
-from diffusers_lrlab import LabError, register_denoiser
+from diffusers_lrlab import LabError
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.data.batches import iterate_batches
 from diffusers_lrlab.data.latents import ROWS_FILE, read_latents_record
-from diffusers_lrlab.data.layout import BatchLayout
-from diffusers_lrlab.models.registry import DENOISERS
-from diffusers_lrlab.training.model import find_start, given_model_config
+from diffusers_lrlab.data.options import BatchLayout
+from diffusers_lrlab.training.model import given_model_config, model_class_of
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.plan_text import describe_plan
 
@@ -63,15 +63,8 @@ def straight(place, tmp_path_factory):
 
 
 def resolved(place, **options):
-    return config(train_data_dir=str(place / "digits"), train_batch_size=8, num_validation_images=16, **options)
-
-
-def test_flow_matching_trains_and_samples(place, tmp_path):
-    train(place, tmp_path / "run", "--objective=flow_matching:base_resolution=4")
-    pipeline = DiffusionPipeline.from_pretrained(tmp_path / "run")
-    assert type(pipeline.scheduler).__name__ == "FlowMatchEulerDiscreteScheduler"
-    assert pipeline.scheduler.config.shift == 2  # 8 pixels of the images over 4
-    assert pipeline(batch_size=2, num_inference_steps=2, output_type="np").images.shape == (2, 8, 8, 1)
+    given = {"train_data_dir": str(place / "digits"), "train_batch_size": 8, "num_validation_images": 16}
+    return config(**given | options)
 
 
 def test_batches_are_memory_mapped_and_the_same_with_workers_and_later(place):
@@ -137,7 +130,7 @@ def test_the_card_the_record_and_the_plan_name_the_autoencoder_and_the_model_fit
     options = resolved(place)
     plan = make_plan(options, load_data(options), given_model_config(options))
     assert named in describe_plan(plan)
-    model = plan.model_class(**plan.model_config)
+    model = model_class_of(plan.config)(**plan.model_config)
     assert isinstance(model, UNet2DModel)
     assert (model.config.sample_size, model.config.in_channels, model.config.out_channels) == (4, 2, 2)
 
@@ -192,17 +185,17 @@ def test_labels_are_those_of_pixels_and_dropped_for_the_same_images(place):
 
 # --- what is refused ---------------------------------------------------------------------------------------------------
 
-MEANINGLESS = [
+REFUSED = [
     ({"random_flip": True}, "--random_flip True has no effect without a data set of images"),
-    ({"image_column": "image"}, "--image_column 'image' has no effect without a data set of images"),
     ({"resolution": 16}, r"--resolution 16: must be 8 for the latents .*Hint: .*lrlab data encode"),
     ({"data_kind": "images"}, "--data_kind 'images': must be latents, or left out"),
     ({"streaming": True, "max_train_steps": 3}, "--streaming True: must be left out for the latents"),
     ({"label_column": "digit"}, "--label_column 'digit': must be 'label' for the latents .*, got 'digit'"),
+    ({"train_data_dir": None, "dataset_name": "digits", "data_kind": "latents"}, "data that are not a folder of latents"),
 ]
 
 
-@pytest.mark.parametrize(("options", "told"), MEANINGLESS)
+@cases(("options", "told"), REFUSED)
 def test_options_that_latents_do_not_have_are_refused(place, options, told):
     with pytest.raises(LabError, match=told):
         resolved(place, **options)
@@ -217,24 +210,6 @@ def test_labels_that_were_not_encoded_are_refused_before_data_are_read(place, tm
         resolved(tmp_path, label_column="label")
 
 
-def test_more_classes_than_are_known_are_refused_before_training(place):
-    with pytest.raises(LabError, match=r"--num_classes 9: must be 10 or more, as 'label' has"):
-        load_data(resolved(place, label_column="label", num_classes=9))
-    with pytest.raises(LabError, match=r"--guidance_scale 2.0 has no effect without --label_dropout above 0"):
-        resolved(place, label_column="label", guidance_scale=2.0)
-    given = {**TINY_UNET, "num_class_embeds": 9}
-    options = resolved(place, label_column="label", denoiser=None)
-    with pytest.raises(LabError, match=r"num_class_embeds=9 of the model .*: must be 10, as in the data"):
-        make_plan(options, load_data(options), given)
-
-
-def test_the_kind_is_found_and_refused_for_other_data(place):
-    assert resolved(place).data_kind == "latents"
-    assert resolved(place, data_kind="latents", resolution=8).resolution == 8
-    with pytest.raises(LabError, match=r"--data_kind 'latents': must be left out for data that are not a folder of latents"):
-        config(dataset_name="digits", data_kind="latents")
-
-
 def test_a_model_that_does_not_fit_is_refused_before_data_are_read(place, tmp_path):
     for change, message in (
         ({"in_channels": 1}, r"in_channels=1 of the model .*must be 2, as the latents have"),
@@ -244,27 +219,6 @@ def test_a_model_that_does_not_fit_is_refused_before_data_are_read(place, tmp_pa
         (tmp_path / "unet.json").write_text(json.dumps({**TINY_UNET, **change}))
         with pytest.raises(LabError, match=message):
             given_model_config(resolved(place, model_config_name_or_path=str(tmp_path / "unet.json")))
-
-
-def test_weights_that_a_run_starts_from_are_those_of_a_model_of_latents(place, tmp_path):
-    arguments = {key: value for key, value in TINY_UNET.items() if key != "_class_name"}
-    UNet2DModel(**arguments).save_pretrained(tmp_path / "fits")
-    UNet2DModel(**arguments, num_class_embeds=10).save_pretrained(tmp_path / "labelled")
-    with DENOISERS.temporarily():
-        register_denoiser("unet_of_latents", description="a UNet", source="diffusers")(UNet2DModel)
-        for denoiser in (None, "unet_of_latents"):
-            options = resolved(place, pretrained_model_name_or_path=str(tmp_path / "fits"), denoiser=denoiser)
-            assert given_model_config(options, find_start(options))["sample_size"] == 4
-    options = resolved(place, pretrained_model_name_or_path=str(tmp_path / "labelled"))
-    with pytest.raises(LabError, match=r"The model '.*labelled' takes class labels, and there are none here"):
-        given_model_config(options, find_start(options))
-
-
-def test_an_embedded_set_is_itself_beside_a_folder_of_its_name(place, tmp_path, monkeypatch):
-    shutil.copytree(place / "digits", tmp_path / "digits")
-    monkeypatch.chdir(tmp_path)
-    assert config(dataset_name="digits").data_kind is None
-    assert config(train_data_dir="digits").data_kind == "latents"
 
 
 def test_damaged_and_missing_latents_are_refused(place, tmp_path):

@@ -1,5 +1,6 @@
 """Nothing of a training is lost: what is damaged is noticed, what is done twice is refused, and no signal is swallowed."""
 
+import functools
 import json
 import os
 import re
@@ -9,10 +10,19 @@ import signal
 import pytest
 import runs
 import started
+import torch.distributed as dist
 from faults.cases import LATEST, MODEL, OPTIONS, differences
 from faults.injected import DAMAGE
 
+from diffusers_lrlab import TrainingConfig
+from diffusers_lrlab.core.environment import OTHERS_WAIT
+from diffusers_lrlab.core.errors import LabError
+from diffusers_lrlab.core.files import atomic_file, atomic_folder
 from diffusers_lrlab.core.manifest import find_damage
+from diffusers_lrlab.study.runs.context import StudyInterrupted, stops_explained
+from diffusers_lrlab.training.checkpoints import CheckpointWriter
+from diffusers_lrlab.training.resolve import resolve_config
+from diffusers_lrlab.training.resume import find_checkpoint
 from diffusers_lrlab.training.run_folder import RunFolder
 from diffusers_lrlab.training.stopping import InterruptGuard
 
@@ -88,15 +98,6 @@ def test_a_log_that_lost_rows_is_told(copy, capsys, how):
     folder.append_metrics({"update": 8, "loss": 1.0})  # and training goes on
 
 
-def test_a_log_goes_back_to_its_bytes(copy, capsys):
-    num_rows = json.loads((copy / "checkpoint-6" / "trainer.json").read_text())["log_rows"]
-    before = (copy / "lrlab" / "metrics.jsonl").read_bytes()
-    RunFolder(copy).rewind(RunFolder(copy), 6, num_rows)
-    assert before.startswith((copy / "lrlab" / "metrics.jsonl").read_bytes())
-    assert [path.name for path in copy.glob("checkpoint-*")] == ["checkpoint-6"]
-    assert not capsys.readouterr().err
-
-
 def test_latest_goes_on_from_the_newest_that_is_whole(base, finished, copy):
     """To the bit: with the diagnostics of that checkpoint, and without one that a killed run had not yet removed."""
     damaged(copy / "checkpoint-8" / "state.pt", "bit")
@@ -129,10 +130,6 @@ def test_the_second_start_is_refused(base, tmp_path):
 
 @pytest.mark.parametrize("option", [None, LATEST, "--overwrite_output_dir"])
 def test_a_run_that_was_killed_at_once_blocks_nobody(tmp_path, capsys, option):
-    from diffusers_lrlab import TrainingConfig
-    from diffusers_lrlab.training.resolve import resolve_config
-    from diffusers_lrlab.training.resume import find_checkpoint
-
     for name in ("lrlab/.tmp-lrlab-1-run.json", ".lock", ".tmp-lrlab-1-checkpoint-2/trainer.json"):
         (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "run" / name).write_text("")
@@ -144,13 +141,61 @@ def test_a_run_that_was_killed_at_once_blocks_nobody(tmp_path, capsys, option):
     assert {path.name for path in tmp_path.rglob("*")} <= {"run", ".lock"}
 
 
+def test_clearing_a_folder_leaves_what_no_run_has_written(copy):
+    shutil.rmtree(copy / "scheduler")
+    (copy / "README.md").unlink()
+    (copy / "checkpoint-16").mkdir()
+    for mine in ("scheduler", "README.md/notes.txt", "checkpoint-16/notes.txt"):
+        (copy / mine).parent.mkdir(exist_ok=True)
+        (copy / mine).write_text("mine")
+    RunFolder(copy).clear()
+    left = {path.relative_to(copy).as_posix() for path in copy.rglob("*") if path.is_file()}
+    assert left == {"scheduler", "README.md/notes.txt", "checkpoint-16/notes.txt"}
+
+
+def test_files_and_folders_do_not_replace_each_other(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("mine")
+    for path in ("folder", "file/new"):
+        with (
+            pytest.raises(LabError, match=r"/(folder|file)' is in its way \(.*\)\. Hint: move"),
+            atomic_file(tmp_path / path) as new,
+        ):
+            new.write_text("new")
+    with pytest.raises(LabError, match="is not a folder, but a folder must be made there"), atomic_folder(tmp_path / "file"):
+        pytest.fail("made for nothing")
+    assert ((tmp_path / "folder").is_dir(), (tmp_path / "file").read_text()) == (True, "mine")
+
+
+def remove_when_written(update, folder):
+    """Called in the process, first: the folder goes while the checkpoint of that update is written."""
+    write = CheckpointWriter._write
+
+    def and_remove(writer, path, *contents):
+        if path == folder / f"checkpoint-{update}":
+            shutil.rmtree(folder)
+        write(writer, path, *contents)
+
+    CheckpointWriter._write = and_remove
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_removed_while_a_checkpoint_is_written(base, tmp_path):
+    """Before there is a row of the log."""
+    remove, late = (
+        functools.partial(remove_when_written, 2, tmp_path / "run"),
+        ("--logging_steps=8", "--validation_steps=100"),
+    )
+    error = start(base, tmp_path / "run", *late, before=remove, expect=2)
+    assert "lrlab' was removed while the run was writing there. Hint: leave the folder of a run alone" in error
+    assert not (tmp_path / "run" / "checkpoint-2").exists()
+
+
 # --- signals and the pipeline -----------------------------------------------------------------------------------------
 
 
 def signal_in_last_checkpoint():
     """Called in the process, first."""
-    from diffusers_lrlab.training.checkpoints import CheckpointWriter
-
     begin = CheckpointWriter.begin
 
     def and_signal(writer, run, *state):
@@ -177,6 +222,35 @@ def test_a_signal_after_the_last_look_is_passed_on():
             signal.raise_signal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_asking_waits_as_long_as_all_else_does(monkeypatch):
+    """torch's default of half an hour would end the processes that wait while one samples or uploads."""
+    made = []
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "new_group", lambda **how: made.append(how))
+    InterruptGuard()
+    assert made == [{"backend": "gloo", "timeout": OTHERS_WAIT}]
+
+
+def test_all_processes_know_what_one_received(monkeypatch):
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, op, group: tensor.clamp_(min=signal.SIGTERM))
+    with InterruptGuard() as guard:
+        assert guard.received() == 0
+        guard._group = "of several processes"
+        assert guard.received() == signal.SIGTERM
+
+
+def test_a_library_that_catches_every_exception_does_not_hide_a_stop(tmp_path):
+    def import_as_diffusers_does():
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except Exception as error:
+            raise RuntimeError("Failed to import") from error
+
+    with pytest.raises(StudyInterrupted), stops_explained(tmp_path):
+        import_as_diffusers_does()
 
 
 @pytest.mark.slow

@@ -3,28 +3,27 @@
 import dataclasses
 
 import pytest
-import runs
 
 from diffusers_lrlab import TrainingConfig
-from diffusers_lrlab.training.kinds.base import KINDS
+from diffusers_lrlab.training.kinds import KINDS
+from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.plan_text import describe_plan
 from diffusers_lrlab.training.prepare import prepare
 
+FOLLOWED = {"lr_scheduler": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {}}
+
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    return prepare(TrainingConfig(output_dir=str(tmp_path_factory.mktemp("run"))))[0]
-
-
-@pytest.fixture
-def points():
-    return KINDS["points"].factory()
+def planned(tmp_path_factory):
+    """Plans of runs on digits with other options."""
+    plan, data, _ = prepare(TrainingConfig(output_dir=str(tmp_path_factory.mktemp("run"))))
+    return lambda **options: make_plan(dataclasses.replace(plan.config, **options), data, None)
 
 
 @pytest.mark.parametrize(("updates", "times"), [(2408, 4), (400, 0)])
-def test_previews_take_a_twentieth_of_a_run(digits, updates, times):
+def test_previews_take_a_twentieth_of_a_run(planned, updates, times):
     """By images: a step of sampling costs 0.4 of the training of an image."""
-    plan = dataclasses.replace(digits, num_updates=updates)
+    plan = planned(max_train_steps=updates)
     assert plan.num_previews == times
     sampled = times * plan.config.eval_batch_size * plan.config.num_inference_steps
     assert 0.4 * sampled <= 0.05 * updates * 64
@@ -33,42 +32,18 @@ def test_previews_take_a_twentieth_of_a_run(digits, updates, times):
     assert text in describe_plan(plan)
 
 
-@pytest.mark.parametrize(("updates", "samples"), [(2408, 1000), (240, 100), (200, 0)])
-def test_a_short_run_is_evaluated_by_fewer_samples(digits, updates, samples):
-    assert digits.kind.measured_samples(updates * digits.layout.global_batch, 256, 1541) == samples
+def test_a_short_run_is_measured_by_fewer_samples():
+    images, points = KINDS["images"](), KINDS["points"]()
+    found = [images.measured_samples(updates * 64, 256, 1541) for updates in (2408, 240, 200)]
+    assert found == [1000, 100, 0]
+    held_out = ((20_000, 10_000), (5_000, 10_000), (1, 10_000), (10_000, 2_000))
+    found = [points.measured_samples(updates * 256, num_held_out, 100_000) for updates, num_held_out in held_out]
+    assert found == [10_000, 5_000, 200, 2_000]
 
 
-@pytest.mark.parametrize(
-    ("updates", "held_out", "samples"),
-    [(20_000, 10_000, 10_000), (5_000, 10_000, 5_000), (1, 10_000, 200), (10_000, 2_000, 2_000)],
-)
-def test_a_short_run_on_points_is_measured_by_fewer_samples(points, updates, held_out, samples):
-    assert points.measured_samples(updates * 256, held_out, 100_000) == samples
-
-
-@pytest.mark.parametrize(("updates", "times"), [(2408, 21), (300, 11), (1, 1)])
-def test_a_short_run_is_validated_less_often(digits, updates, times):
-    assert dataclasses.replace(digits, num_updates=updates).num_validations == times
-
-
-def test_validations_that_are_asked_for_or_followed_are_done(digits):
-    short = dataclasses.replace(digits, num_updates=40)
-    asked = dataclasses.replace(short, config=dataclasses.replace(short.config, validation_steps=3))
-    followed = dataclasses.replace(short, config=dataclasses.replace(short.config, lr_scheduler="reduce_lr_on_plateau"))
+def test_a_short_run_is_validated_less_often_unless_that_is_asked_for_or_followed(planned):
+    assert [planned(max_train_steps=updates).num_validations for updates in (2408, 300, 1)] == [21, 11, 1]
+    asked = planned(max_train_steps=40, validation_steps=3)
+    followed = planned(max_train_steps=40, **FOLLOWED)
     assert (asked.validation_updates, asked.num_validations) == (3, 14)
     assert (followed.validation_updates, followed.num_validations) == (2, 20)
-
-
-@pytest.mark.slow
-def test_the_budget_reaches_the_run_and_what_is_asked_for_is_done(tmp_path):
-    """The plan of a short run says so; what is asked for is not cut."""
-    arguments = runs.tiny_arguments(tmp_path)
-    arguments.remove("--distance_samples=0")
-    short = [*arguments, "--max_train_steps=3", "--train_batch_size=8", "--no_preflight", "--log_timestep_bins=0"]
-    runs.run(*short, f"--output_dir={tmp_path / 'default'}")
-    record = runs.read_record(tmp_path / "default")
-    assert record["config"]["distance_samples"] == 0
-    assert "frechet_distance" not in record["train"]["results"]
-    assert [path.name for path in (tmp_path / "default" / "lrlab" / "samples").iterdir()] == ["update-00000003.npy"]
-    runs.run(*short, "--distance_samples=20", "--save_images_epochs=1", f"--output_dir={tmp_path / 'asked'}")
-    assert runs.read_record(tmp_path / "asked")["train"]["results"]["frechet_num_samples"] == 20

@@ -1,9 +1,7 @@
 """Trackers: what they are started with, the names of what they are shown, and what is said of those that cannot be."""
 
-import dataclasses
 import json
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,9 +11,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
 from diffusers_lrlab import LabError, TrainingConfig, train
 from diffusers_lrlab.cli.main import main
-from diffusers_lrlab.training import combinations
 from diffusers_lrlab.training.resolve import resolve_config
-from diffusers_lrlab.training.trackers import start_trackers, tracker_ids
 
 TINY = {"_class_name": "MLPDenoiser", "dimension": 2, "hidden_size": 16, "embedding_size": 8, "num_layers": 1}
 SMALL = {
@@ -106,7 +102,6 @@ def test_several_trackers_are_shown_a_run(tmp_path, shown, model):
 
 @pytest.mark.slow
 def test_the_runs_of_a_study_are_a_group(tmp_path, shown, model, capsys):
-    """Those that are computed side by side, and those that are computed alone."""
     spec = {
         "base": {**model, **{key: SMALL[key] for key in SMALL if key != "dataset_name"}, "logger": "numbers"},
         "arms": {"constant": {"lr_scheduler": "constant"}, "cosine": {"lr_scheduler": "cosine"}},
@@ -116,98 +111,33 @@ def test_the_runs_of_a_study_are_a_group(tmp_path, shown, model, capsys):
         "evaluation_points": 2,
     }
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(spec))
-    seen = {}
-    for executor in ("stacked", "local"):
-        out = tmp_path / executor
-        command = ["study", "run", str(tmp_path / "study.yaml"), f"--out={out}", f"--executor={executor}"]
-        assert main(command) == 0, capsys.readouterr().err
-        AcceleratorState._reset_state(reset_partial_state=True)
-        starts = [values for _, values in of(shown, "numbers", "start")]
-        about = sorted((values["arm"], values["dataset"], values["seed"]) for values in starts)
-        assert about == [("constant", "dino", 0), ("cosine", "dino", 0)]
-        assert len(of(shown, "numbers", "finish")) == 2
-        steps = [step for step, _ in of(shown, "numbers", "log")]
-        assert steps == 2 * sorted(steps[: len(steps) // 2])
-        seen[executor] = steps, sorted({name for _, values in of(shown, "numbers", "log") for name in values})
-        assert {"train/loss", "train/lr", "validation/loss_ema", "results/energy_distance"} <= {*seen[executor][1]}
-        shown.clear()
-    assert seen["stacked"][1] == seen["local"][1]
+    command = ["study", "run", str(tmp_path / "study.yaml"), f"--out={tmp_path / 'out'}", "--executor=stacked"]
+    assert main(command) == 0, capsys.readouterr().err
+    starts = [values for _, values in of(shown, "numbers", "start")]
+    about = sorted((values["arm"], values["dataset"], values["seed"]) for values in starts)
+    assert about == [("constant", "dino", 0), ("cosine", "dino", 0)]
+    assert len(of(shown, "numbers", "finish")) == 2
+    steps = [step for step, _ in of(shown, "numbers", "log")]
+    assert steps == 2 * sorted(steps[: len(steps) // 2])
+    logged = {name for _, values in of(shown, "numbers", "log") for name in values}
+    assert {"train/loss", "train/lr", "validation/loss_ema", "results/energy_distance"} <= logged
 
 
-@pytest.fixture
-def services(monkeypatch):
-    """All starts of trackers that know runs by ids. They behave as the real ones: trackio takes the newest run of a name."""
-    starts = []
-
-    class Service(GeneralTracker):
-        requires_logging_directory = False
-
-        def __init__(self, project, **arguments):
-            super().__init__()
-            self.arguments = arguments
-
-        def start(self):
-            of_name = [run for run, name, _ in starts if name == self.arguments.get("name")]
-            asked = self.arguments.get("id")
-            go_on = of_name and self.name == "trackio" and self.arguments.get("resume") == "allow"
-            run = asked or (of_name[-1] if go_on else f"run {len(starts)}")
-            starts.append((run, self.arguments.get("name"), self.arguments))
-            self.tracker = SimpleNamespace(id=run)
-
-        def store_init_configuration(self, values): ...
-
-        def log(self, values, step=None): ...
-
-        def finish(self): ...
-
-    for name in ("wandb", "trackio"):
-        service = type(name, (Service,), {"name": name, "tracker": None})
-        monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, name, service)
-    monkeypatch.setattr(combinations, "tracker_packages", lambda logger: [])
-    return starts
-
-
-@pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_a_resumed_run_goes_on_with_its_run_in_a_tracker(tmp_path, services, name):
-    config = TrainingConfig(logger=name)
-    ids = tracker_ids(start_trackers(config, tmp_path, "a name"))
-    assert ids == {name: "run 0"}
-    assert tracker_ids(start_trackers(config, tmp_path, "a name", resumed=ids)) == ids
-    assert tracker_ids(start_trackers(config, tmp_path, "a name", resumed={"others": "run 0"})) == {name: "run 2"}
-    # A newer run of its name, from another folder, is not taken for it.
-    expected = {"wandb": "run 0", "trackio": "run 4"}[name]
-    assert tracker_ids(start_trackers(config, tmp_path, "a name", resumed=ids)) == {name: expected}
-
-
-def test_a_tracker_that_fails_to_start_fails_the_run(tmp_path, services, model, monkeypatch):
+def test_a_tracker_that_fails_to_start_fails_the_run(tmp_path, shown, model, monkeypatch):
     def refuse(tracker, *_):
         raise ConnectionError("no such host")
 
-    monkeypatch.setattr(LOGGER_TYPE_TO_CLASS["wandb"], "start", refuse)
+    monkeypatch.setattr(LOGGER_TYPE_TO_CLASS["numbers"], "start", refuse)
     options = {**SMALL, **model, "eval_batch_size": 4, "distance_samples": 0, "preflight": False}
     with pytest.raises(
-        LabError, match="The tracker 'wandb' failed at .*: ConnectionError: no such host. Hint: fix that, or"
+        LabError, match="The tracker 'numbers' failed at .*: ConnectionError: no such host. Hint: fix that, or"
     ) as error:
-        train(TrainingConfig(**options, logger="wandb", output_dir=tmp_path / "run"))
+        train(TrainingConfig(**options, logger="numbers", output_dir=tmp_path / "run"))
     record = json.loads((tmp_path / "run/lrlab/run.json").read_text())
     assert (record["run"]["status"], record["run"]["error"]) == (
         "failed",
         f"LabError: {error.value}".replace("of logger", "of --logger"),
     )
-
-
-@pytest.mark.slow
-def test_the_record_has_the_ids(tmp_path, services, model):
-    run = tmp_path / "run"
-    options = {**SMALL, **model, "eval_batch_size": 4, "distance_samples": 0, "preflight": False, "checkpointing_steps": 2}
-    config = TrainingConfig(**options, logger="wandb", output_dir=run)
-    train(config)
-    ids = {"wandb": "run 0"}
-    assert json.loads((run / "lrlab/run.json").read_text())["run"]["trackers"] == ids
-    AcceleratorState._reset_state(reset_partial_state=True)
-    train(dataclasses.replace(config, resume_from_checkpoint="checkpoint-2"))
-    assert json.loads((run / "lrlab/run.json").read_text())["run"]["trackers"] == ids
-    assert [started for started, *_ in services] == ["run 0"] * 2
 
 
 @pytest.mark.parametrize(

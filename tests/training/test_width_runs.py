@@ -71,10 +71,10 @@ def test_a_resumed_run_ends_with_the_same_bits(whole, tmp_path):
 
 def test_the_audit_sees_each_group(tmp_path):
     trainer = make_trainer(tmp_path, width_base=8, strict_lr_audit=True)
-    trainer.run.check_schedules()
+    trainer.run.check_rates()
     trainer.run.optimizer.param_groups[1]["lr"] = 1.0
     with pytest.raises(LabError, match="has a learning rate of 1 where the schedule expects"):
-        trainer.run.check_schedules()
+        trainer.run.check_rates()
 
 
 def states(folder, **options):
@@ -154,19 +154,3 @@ def test_a_run_with_groups_is_not_stacked():
 def test_what_has_no_rule_is_refused_before_data_are_read(options, part):
     with pytest.raises(LabError, match=part):
         resolve_and_check(TrainingConfig(**{"dataset_name": "moons", "width_base": 8, "max_train_steps": 6, **options}))
-
-
-@pytest.mark.slow
-def test_a_transformer(tmp_path):
-    """Trained and recorded with both groups; the zeros of the start have moved."""
-    own = [option for option in POINTS if not option.startswith(("--dataset_name", "--denoiser", "--width_base"))]
-    sizes = "dit:hidden_size=32,num_layers=1,num_heads=4,patch_size=4"
-    folder = tmp_path / "run"
-    runs.run(*own, "--dataset_name=digits", f"--denoiser={sizes}", "--width_base=16", f"--output_dir={folder}")
-    rows, _ = runs.read_metrics(folder)
-    assert all(row["lr_hidden"] == row["lr"] / 2 for row in rows)
-    width = runs.read_record(folder)["train"]["width"]
-    assert (width["width"], width["lr_factors"]["hidden"]) == (32, 0.5)
-    (file,) = folder.glob("*/diffusion_pytorch_model.safetensors")
-    weights = load_file(file)
-    assert all(weights[name].any() for name in width["roles"])

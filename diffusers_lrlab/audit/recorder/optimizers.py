@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import weakref
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from .records import RecordFile, readable
-from .schedulers import Schedulers, describe_scheduler, is_replaced, position
-from .steps import RealSteps
+from .steps import RealSteps, Schedulers, describe_scheduler, is_replaced, position
 
 
 class Watched:
@@ -27,9 +26,6 @@ class Watched:
         self.is_unseen = False  # the coming record is of a step that no hook has seen
         self._early: dict[int, tuple[int, Any, Any]] = {}  # schedulers stepped before the first update: position and rates
         self._described: Any = None
-        self._columns: list[Any] = []  # of the parameter groups in the records
-        self._first_weights: list[Callable[[], Any]] = []  # of each column
-        self._added: list[Callable[[], Any]] = []  # first weights of groups that the program has added
         self._lr: list[Any] = []
         self._momentum: list[Any] = []
         self._position: int | None = None
@@ -92,12 +88,10 @@ class Watched:
         if state == self._described:
             return
         self._described = state
-        self._assign_columns(groups)
         self._weight = None
         described = {
             "optimizer": self.number,
             "name": type(self.optimizer).__name__,
-            "columns": self._columns,
             "groups": [sum(parameter.numel() for parameter in group["params"]) for group in groups],
             "dtypes": [str(lr.dtype) if isinstance(lr := group.get("lr"), torch.Tensor) else None for group in groups],
             "weights": type(self.first_weight()).__name__,
@@ -105,28 +99,6 @@ class Watched:
             "scheduler": None if scheduler is None else {"number": self.schedulers.number, **describe_scheduler(scheduler)},
         }
         self._file.write(described)
-
-    def _assign_columns(self, groups: list[Any]) -> None:
-        """
-        A group keeps its column while it has its first weight. One with another weight takes over the column of the group
-        at its index, since engines swap weights, unless that group has moved or the program has added this one.
-        """
-        firsts = [next(iter(group["params"]), None) for group in groups]
-        known = {id(each()): column for column, each in enumerate(self._first_weights) if each() is not None}
-        added = [each() for each in self._added if each() is not None]
-        columns = [known.get(id(first)) for first in firsts]
-        for index, first in enumerate(firsts):
-            if columns[index] is None:
-                column = self._columns[index] if index < len(self._columns) else None
-                if column is None or column in columns or any(each is first for each in added):
-                    column = len(self._first_weights)
-                    self._first_weights.append(_no_weight)
-                columns[index], self._first_weights[column] = column, _no_weight if first is None else weakref.ref(first)
-        self._columns, self._added = columns, []
-
-    def note_added_group(self) -> None:
-        weight = next(iter(self.optimizer.param_groups[-1]["params"]), None)
-        self._added += [] if weight is None or not self._columns else [weakref.ref(weight)]
 
     def has_new_weights(self) -> bool:
         """Whether a weight was changed in place since the last call."""
@@ -190,12 +162,6 @@ class Optimizers:
         self._file.write({"made": watched.number, "name": type(optimizer).__name__})
         return watched
 
-    def note_added_group(self, optimizer: Any) -> None:
-        """Not for the groups of a constructor, which calls this before the optimizer is known."""
-        for each in self:
-            if each.optimizer is optimizer:
-                each.note_added_group()
-
     def without_hooks(self) -> list[Watched]:
         """Optimizers whose steps no hook has seen, and whose weights no other optimizer updates."""
         if all(each.num_hooks for each in self._all):  # the usual case, before every backward pass
@@ -222,10 +188,6 @@ class Optimizers:
     def positions(self) -> dict[int, int]:
         """The last positions of the schedulers by the number of the optimizer."""
         return {each.number: each.position for each in self._all if each.position is not None}
-
-
-def _no_weight() -> None:
-    """The first weight of an empty group."""
 
 
 def _adapts(group: dict[str, Any]) -> bool:

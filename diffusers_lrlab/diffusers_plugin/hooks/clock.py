@@ -12,18 +12,18 @@ from typing import Any, cast
 
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from ...audit.recorder.schedulers import bare_optimizer
+from ...audit.recorder.steps import bare_optimizer
 from ...core.errors import LabError
 from ...core.progress import Progress
 from ...core.words import counted
 from ...schedules.registries import SCHEDULERS
 from ...schedules.schedule import ENDLESS, Schedule, describe_schedule, resolve_schedule
 from ...schedules.scheduler import CurveLR
-from ..hook_table import Hook, Host
 from ..host.driven_optimizer import DrivenOptimizer
 from ..host.run import HostRun
 from ..host.source import HostScript, NotRecognised, lines_of
 from ..host.watched_schedule import WatchedSchedule
+from ..installed_hooks import Hook, Host
 from ..registration import build_for_library
 
 _NOT_OF_SCHEDULES = (
@@ -47,11 +47,6 @@ def make(host: Host) -> Hook:
     clock = HostClock(host.run, options.fix_lr_clock, options.strict_lr_audit, num_updates, compares=is_training)
     clock.is_replaced = options.lr_scheduler is not None
     return clock
-
-
-def clock_of(host: Host) -> "HostClock":
-    """The host's clock, which is made before other hooks."""
-    return cast(HostClock, host.hooks["clock"])
 
 
 class HostClock:
@@ -122,8 +117,8 @@ class HostClock:
 
     def _watch(self, schedule: Schedule, scheduler: LRScheduler, given: Progress) -> None:
         optimizer = bare_optimizer(scheduler.optimizer)  # whose steps are updates
-        watched = WatchedSchedule(schedule, scheduler, optimizer, given, self.run.steps, self.strict)
-        watched.resolve_clock = functools.partial(self._resolve_clock, None, watched)
+        watched = WatchedSchedule(schedule, scheduler, optimizer, given, self.run, self.strict)
+        watched.resolve_clock = self._resolve_clock
         self.watched.append(watched)
 
     def _follow_preparation(self) -> None:
@@ -141,9 +136,7 @@ class HostClock:
                 self._report_unwatched(scheduler)
             else:
                 # With step_scheduler_with_optimizer=False, accelerate only forwards the script's own steps.
-                watched.is_prepared = wrapper.step_with_optimizer or self.fix
-                if watched.resolve_clock is not None:
-                    watched.resolve_clock = functools.partial(self._resolve_clock, wrapper, watched)
+                watched.is_prepared, watched.wrapper = wrapper.step_with_optimizer or self.fix, wrapper
             return wrapper
 
         def load_or_continue(_: Any, wrapper: AcceleratedScheduler, state: dict[str, Any], /) -> None:
@@ -160,7 +153,7 @@ class HostClock:
             # The script's own steps are seen at the first update, and have no effect on a corrected clock.
             is_known = watched.is_prepared or self.fix and watched.optimizer is self.run.optimizer
             if watched.resolve_clock is not None and is_known and self.count_updates() is not None:
-                watched.resolve_clock()
+                watched.resolve_clock(watched)
 
     def _find(self, scheduler: Any) -> WatchedSchedule | None:
         return next((each for each in self.watched if each.scheduler is scheduler), None)
@@ -209,9 +202,9 @@ class HostClock:
 
     # --- the schedule's clock -----------------------------------------------------------------------------------------
 
-    def _resolve_clock(self, wrapper: Any, watched: WatchedSchedule) -> None:
-        """Compares or corrects a schedule's clock; `wrapper` is accelerate's, of a prepared schedule."""
-        watched.resolve_clock = None
+    def _resolve_clock(self, watched: WatchedSchedule) -> None:
+        """Compares or corrects a schedule's clock."""
+        watched.resolve_clock, wrapper = None, watched.wrapper
         watched.num_updates = num_updates = self.count_updates()
         is_by_script = wrapper is None or not wrapper.step_with_optimizer
         steps = self.run.steps_by_script(watched.num_steps) if is_by_script else self.run.steps_per_update(wrapper)
@@ -234,7 +227,7 @@ class HostClock:
         is_endless = "endless" in watched.schedule.traits and given.total_updates >= ENDLESS
         watched.expected = Progress(0, given.total_updates if is_endless else num_updates, warmup)
         if self.fix:
-            self._correct(wrapper, watched, num_updates)
+            self._correct(watched, num_updates)
             return
         if is_by_script:
             watched.begin()
@@ -248,8 +241,12 @@ class HostClock:
         given, asked = watched.given.warmup_updates, self.run.arguments.get("lr_warmup_steps")
         return int(asked if given and asked and given % asked == 0 else given)
 
-    def _correct(self, wrapper: Any, watched: WatchedSchedule, num_updates: int) -> None:
-        clock, scheduler = watched.expected, cast(CurveLR, watched.scheduler)  # our functions build all of them
+    def _correct(self, watched: WatchedSchedule, num_updates: int) -> None:
+        clock, wrapper, scheduler = (
+            watched.expected,
+            watched.wrapper,
+            cast(CurveLR, watched.scheduler),
+        )  # our functions build all
         watched.given, watched.steps_per_update = clock, 1
         vars(scheduler)["steps_per_update"] = 1  # saved with its state, for a resume
         scheduler.replan(clock.warmup_updates, clock.total_updates)

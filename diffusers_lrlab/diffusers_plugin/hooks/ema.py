@@ -14,13 +14,13 @@ from safetensors.torch import save_file
 
 from ...averaging.averages import EMA, averages_itself
 from ...averaging.forms import EMAForm
-from ...core.errors import LabError
+from ...core.errors import LabError, must_be
 from ...core.files import atomic_file, atomic_folder, remove
 from ...core.words import counted
-from ..hook_table import Hook, Host
 from ..host.run import HostRun
 from ..host.source import HostScript, NotRecognised, lines_of
-from .clock import HostClock, clock_of
+from ..installed_hooks import Hook, Host
+from .clock import HostClock
 
 _HOOK = "register_save_state_pre_hook"  # accelerate's, by which a script saves its weights itself
 _SHARDED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")  # accelerate's names of strategies that shard the weights
@@ -56,7 +56,7 @@ def recognise(script: HostScript) -> str:
 
 
 def make(host: Host) -> Hook:
-    return EMAHook(host.script, clock_of(host), host.options.ema)
+    return EMAHook(host.script, host.hooks["clock"], host.options.ema)
 
 
 class EMAHook:
@@ -68,9 +68,12 @@ class EMAHook:
 
     def __init__(self, script: HostScript, clock: HostClock, spec: str):
         self.form = EMAForm.of(spec).without_snapshots("--ema", spec)
+        if self.form.lacks_images:
+            hint = "the batch size x accumulation x processes, as in half_life:images_per_update=64"
+            raise must_be("--ema", spec, "an average with images_per_update, since it counts images", hint)
         self.script, self.clock, self.run = script, clock, clock.run
         recognise(script)
-        self.is_active = True
+        self.option, self.is_active = f"--ema {self.form.name}", True
         self.trained: Any = None  # the models, once they are prepared
         self.average: EMA | None = None  # none before that, and after a resume without it
         self.num_seen = 0  # updates in the average, including those before a resume
@@ -78,23 +81,19 @@ class EMAHook:
         self._registered: Any = None  # the accelerator with our hooks
 
     def install(self) -> None:
-        self.run.on_prepared.append(self._begin)
-        self.run.on_update.append(self._step)
+        for event, call in ((self.run.on_prepared, self._begin), (self.run.on_update, self._step)):
+            event.append(self.run.unless_refused(self, call))
         self.run.on_end.append(self._finish)
 
     def _begin(self) -> None:
         """Finds the trained models once there is an optimizer, and refuses those that cannot be averaged."""
-        if not self.is_active or self.run.optimizer is None or self.num_seen:
+        if self.run.optimizer is None or self.num_seen:
             return
         if self.run.arguments.get("use_ema"):
             raise LabError("The script keeps an EMA itself (--use_ema). Remove that or --ema.")
-        try:
-            self.trained = TrainedModels(self.run)
-            if not self.script.calls(_HOOK):  # else it may register one later
-                self.trained.check_format()
-        except NotRecognised as reason:
-            self._refuse(reason)
-            return
+        self.trained = TrainedModels(self.run)
+        if not self.script.calls(_HOOK):  # else it may register one later
+            self.trained.check_format()
         self._restart()
         accelerator = self.run.accelerator
         if self._registered is not accelerator:
@@ -102,35 +101,17 @@ class EMAHook:
             accelerator.register_load_state_pre_hook(self._load_state)
             self._registered = accelerator
 
-    def _refuse(self, reason: NotRecognised) -> None:
-        self.is_active, self.average = False, None
-        self.run.refuse("--ema", reason)
-
-    def _restart(self) -> None:
+    def _restart(self) -> EMA:
         """The average is the weights as they are."""
         self.average = EMA(self.trained.parameters, self.form, dtype=torch.float32)
-
-    def _set_images(self) -> None:
-        """Completes a half-life in images, once the script's data are prepared."""
-        if self.form.lacks_images and self.average is not None:
-            images = self.run.images_per_update(f"--ema {self.form.name}")
-            self.form = self.average.form = self.form.with_images(images)
+        return self.average
 
     def _step(self) -> None:
-        if not self.is_active:
-            return
         if not self.num_seen:
-            try:
-                self.trained.check_format()
-            except NotRecognised as reason:
-                self._refuse(reason)
-                return
-        if self.average is None:  # of a resume from a checkpoint without it
-            self._restart()
-        assert self.average is not None
-        self._set_images()
+            self.trained.check_format()
+        average = self.average or self._restart()  # after a resume from a checkpoint without it
         self.num_seen += 1
-        self.average.advance(self.num_seen)
+        average.advance(self.num_seen)
         done = self.clock.update if self.clock.counts else self.num_seen  # the first has those before a resume without it
         if done + self.run.num_skipped == self.clock.count_updates():
             self._finish()
@@ -142,7 +123,7 @@ class EMAHook:
 
     def _save_state(self, models: Any, weights: Any, folder: str) -> None:
         """Adds the average to a checkpoint of the script, which may be saved by one process alone."""
-        if self.average is not None and self.run.accelerator.is_main_process:
+        if self.is_active and self.average is not None and self.run.accelerator.is_main_process:
             self.trained.save_tensors(Path(folder) / _STATE, self.average.shadow_params, self._metadata())
 
     def _load_state(self, models: Any, folder: str) -> None:
@@ -157,12 +138,9 @@ class EMAHook:
             )
             return
         saved, metadata = self.trained.load_tensors(path)
-        self._restart()
-        self._set_images()
-        assert self.average is not None
         if metadata["form"] != str(self.form):
             self.run.warn(f"the average was {metadata['form']} before, and continues as {self.form}.")
-        self.average.shadow_params = saved
+        self._restart().shadow_params = saved
         self.num_seen = int(metadata["num_updates"])
 
     # --- the end ------------------------------------------------------------------------------------------------------
@@ -173,7 +151,7 @@ class EMAHook:
 
     def _finish(self) -> None:
         """In all processes: writes the average in the script's format, and by names."""
-        if self.average is None or self.num_written == self.num_seen:
+        if not self.is_active or self.average is None or self.num_written == self.num_seen:
             return
         if self.run.accelerator.is_main_process:
             with self.average.swapped_in(), atomic_folder(self.folder) as temporary:
@@ -192,17 +170,14 @@ class EMAHook:
     def report(self) -> str:
         if not self.is_active:
             return ""
-        option = f"--ema {self.form.name}"
         if not self.num_seen:
-            return f"{option}: no update was seen, so nothing was averaged."
+            return f"{self.option}: no update was seen, so nothing was averaged."
         if not self.num_written:
-            return (
-                f"{option}: the average was not written, since the script did not end. A resume from a checkpoint goes on."
-            )
+            return f"{self.option}: the average was not written, since the script did not end. A resume continues it."
         ways = f"by the names of parameters with safetensors.torch.load_file({str(self.folder / BY_NAMES)!r})"
         if own := self.trained.how_to_load(self.folder):
             ways = f"with {own}, or {ways}"
-        return f"{option}: the average of {counted(self.num_written, 'update')} is in {self.folder}. Load it {ways}."
+        return f"{self.option}: the average of {counted(self.num_written, 'update')} is in {self.folder}. Load it {ways}."
 
 
 # --- the trained models -------------------------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ import torch
 from torch.optim import Optimizer
 
 from ...core.errors import LabError
-from ..hook_table import Hook, Host, RangeTest
 from ..host.run import HostRun
 from ..host.source import HostScript, NotRecognised, lines_of
+from ..installed_hooks import Hook, Host, RangeTest
 from . import optimizer
 
 _UNSTABLE = 32  # consecutive updates without a finite fp16 gradient, by which the loss scale falls from 65536 to 0
@@ -61,7 +61,7 @@ class FindLrHook:
         self.run.on_parsed.append(self._change_arguments)
         self.run.on_prepared.append(self._begin)
         self.run.on_update.append(self._after_update)
-        patches.wrap(Accelerator, "backward", self._read_loss)
+        patches.wrap(Accelerator, "backward", self._read_loss, self.script.calling("backward"))
         # No trackers, which would start a run, and no checkpoints.
         for name in ("init_trackers", "log", "save_state", "save_model"):
             patches.replace(Accelerator, name, _nothing)
@@ -104,11 +104,10 @@ class FindLrHook:
             group["lr"] = self.test.lr * ratio
 
     def _read_loss(self, backward: Any, accelerator: Any, loss: torch.Tensor, /, **kwargs: Any) -> None:
-        if self.script.is_calling(self.script.calls("backward")):
-            self._losses.append(loss.detach())
-            if len(self._losses) > _UNSTABLE * accelerator.gradient_accumulation_steps:
-                self.test.fail()
-                raise RangeTestDone
+        self._losses.append(loss.detach())
+        if len(self._losses) > _UNSTABLE * accelerator.gradient_accumulation_steps:
+            self.test.fail()
+            raise RangeTestDone
         backward(accelerator, loss, **kwargs)
 
     def _after_update(self) -> None:

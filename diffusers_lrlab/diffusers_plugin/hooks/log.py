@@ -2,16 +2,15 @@
 
 import math
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
 
 from ...core.words import counted
 from ...diagnostics.timestep_log import TimestepLog, expected_probabilities, read_timesteps, write_timesteps
-from ..hook_table import Hook, Host
 from ..host.source import NotRecognised
-from .clock import HostClock, clock_of
+from ..installed_hooks import Hook, Host
+from .clock import HostClock
 from .losses import LossHook
 from .losses import recognise_images as recognise
 
@@ -23,7 +22,7 @@ _LOSSES_PER_BIN = 4  # in a row, on average
 
 def make(host: Host) -> Hook:
     recognise(host.script)
-    return LogHook(clock_of(host), cast(LossHook, host.need("weighting")))
+    return LogHook(host.hooks["clock"], host.need("weighting"))
 
 
 class LogHook:
@@ -35,25 +34,24 @@ class LogHook:
     def __init__(self, clock: HostClock, losses: LossHook):
         self.clock, self.run, self.losses, self.timesteps = clock, clock.run, losses, losses.timesteps
         self.log: TimestepLog | None = None  # from the first timesteps on
-        self.is_active, self.is_ended = True, False
+        self.option, self.is_active, self.is_ended = "--log_timesteps", True, False
         self.num_seen = 0  # batches whose losses were seen
         self._first = self._due = self._interval = 0  # updates: start and end of a row, and its length
-        losses.on_losses.append(self._add)
+        losses.on_losses.append(self.run.unless_refused(self, self._add))
 
     def install(self) -> None:
-        self.timesteps.on_timesteps.append(self._at_timesteps)
+        self.timesteps.on_timesteps.append(self.run.unless_refused(self, self._at_timesteps))
         self.run.on_end.append(self._write)
 
     def _at_timesteps(self, update: int) -> None:
-        if self.is_active and self.log is None:
+        if self.log is None:
             self._begin(update)
-        if self.is_active and update >= self._due:
+        if update >= self._due:
             self._close_row(update)
 
     def _begin(self, update: int) -> None:
         if not self.run.arguments.get("output_dir"):
-            self._refuse("it has no --output_dir for the log; give it one, or remove the option")
-            return
+            raise NotRecognised("it has no --output_dir for the log; give it one, or remove the option")
         assert self.timesteps.levels is not None
         assert self.timesteps.timesteps is not None
         accelerator, device = self.run.accelerator, self.timesteps.timesteps.device
@@ -65,17 +63,12 @@ class LogHook:
         self._interval = max(rows, math.ceil(_NUM_BINS * _LOSSES_PER_BIN / losses))
         self._first, self._due = update, update + self._interval
 
-    def _refuse(self, reason: str) -> None:
-        self.is_active = False
-        self.run.refuse("--log_timesteps", NotRecognised(reason))
-
     def _add(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:
-        if not self.is_active or self.log is None:
+        if self.log is None:
             return
         if len(losses) != len(timesteps):
             drawn = counted(len(timesteps), "timestep")
-            self._refuse(f"it computes a loss of {counted(len(losses), 'image')} after drawing {drawn}")
-            return
+            raise NotRecognised(f"it computes a loss of {counted(len(losses), 'image')} after drawing {drawn}")
         self.num_seen += 1
         self.log.add(timesteps, losses)
 
@@ -84,7 +77,7 @@ class LogHook:
     def _close_row(self, update: int) -> None:
         """Adds the row of the updates since the last one, at the same update in all processes."""
         assert self.log is not None
-        self.log.add_row(update, self.log.take_sums(), self._expected(update))
+        self.log.add_row(update, self._expected(update))
         self._first, self._due = update, update + self._interval
 
     def _expected(self, update: int) -> np.ndarray | None:

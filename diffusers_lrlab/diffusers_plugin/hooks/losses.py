@@ -13,8 +13,8 @@ from ...core.spec import resolve_spec
 from ...core.words import counted
 from ...timesteps.registries import LOSS_WEIGHTINGS
 from ...timesteps.weighting import LossWeighting
-from ..hook_table import Hook, Host
 from ..host.source import LOSS, WEIGHTING, HostScript, NotRecognised, lines_of
+from ..installed_hooks import Hook, Host
 from . import timesteps
 from .timesteps import TimestepHook
 
@@ -45,7 +45,7 @@ def recognise_images(script: HostScript) -> str:
 
 def make(host: Host) -> Hook:
     recognise(host.script)
-    hook = cast(TimestepHook, host.need("timesteps"))
+    hook: TimestepHook = host.need("timesteps")
     losses = LossHook(host.script, hook, host.options.loss_weighting, host.given("timesteps", "weighting"))
     if hook.follows_losses:
         recognise_images(host.script)
@@ -81,9 +81,9 @@ class LossHook:
         if self.weighs and self.by_sigma:
             from diffusers import training_utils
 
-            self.run.patches.wrap(training_utils, WEIGHTING, self._weigh_sigmas)
+            self.run.patches.wrap(training_utils, WEIGHTING, self._weigh_sigmas, self.script.calling(WEIGHTING))
         if self.on_losses or not self.by_sigma:
-            self.run.patches.wrap(torch.nn.functional, LOSS, self._loss)
+            self.run.patches.wrap(torch.nn.functional, LOSS, self._loss, self.script.calling(LOSS))
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
@@ -133,7 +133,7 @@ class LossHook:
         self, weigh: Callable[..., torch.Tensor], weighting_scheme: str, sigmas: Any = None, /
     ) -> torch.Tensor:
         own = weigh(weighting_scheme, sigmas)
-        if self.timesteps.timesteps is None or not self.script.is_calling(self.script.calls(WEIGHTING)):
+        if self.timesteps.timesteps is None:
             return own
         return own * self._weights().to(own).view(-1, *[1] * (own.ndim - 1))
 
@@ -141,7 +141,7 @@ class LossHook:
 
     def _loss(self, mse_loss: Any, prediction: Any, target: Any, /, *args: Any, **kwargs: Any) -> torch.Tensor:
         drawn, weighs = self.timesteps.timesteps, self.weighs and not self.by_sigma
-        if drawn is None or not self.script.is_calling(self.script.calls(LOSS)):
+        if drawn is None:
             return cast(torch.Tensor, mse_loss(prediction, target, *args, **kwargs))
         reduction = kwargs.get("reduction", "mean")
         if weighs or self.timesteps.follows_losses:

@@ -5,25 +5,27 @@ schedule. What the program's own schedulers write in between is put back, howeve
 """
 
 import ast
+import functools
 import os
 import sys
+import types
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ...audit.recorder.schedulers import bare_optimizer
+from ...audit.recorder.steps import bare_optimizer
 from ...core.errors import LabError, is_first_process, must_be
 from ...core.words import counted
 from ...schedules.expected import resolve_length
 from ...schedules.schedule import ENDLESS, Schedule, describe_schedule, resolve_schedule
-from ..hook_table import Hook, Host
-from ..host.driven_optimizer import UNSEEN, DrivenOptimizer, SchedulerLength, length_of, optimizers_in
-from ..host.patches import with_subclasses
+from ..host.driven_optimizer import UNSEEN, DrivenOptimizer, optimizers_in
 from ..host.source import HostScript, lines_of
-from .clock import HostClock, clock_of
+from ..installed_hooks import Hook, Host
+from .clock import HostClock
 
+_OPTIM = os.path.dirname(torch.optim.__file__)
 _OWN_OPTIONS = ("--lr_scheduler", "--lr-scheduler", "--lr_scheduler_type")
 
 
@@ -67,7 +69,7 @@ def make(host: Host) -> Hook:
         raise must_be("--num_warmup_steps", warmup, wanted, "it is the warm-up of --lr_scheduler")
     if options.num_updates is not None or warmup:
         _resolved(schedule, warmup, options.num_updates or ENDLESS)
-    return LrSchedulerHook(clock_of(host), schedule, warmup)
+    return LrSchedulerHook(host.hooks["clock"], schedule, warmup)
 
 
 class LrSchedulerHook:
@@ -76,22 +78,13 @@ class LrSchedulerHook:
     def __init__(self, clock: HostClock, schedule: Schedule, num_warmup_steps: float):
         self.clock, self.run, self.schedule, self.num_warmup_steps = clock, clock.run, schedule, num_warmup_steps
         self.option = f"--lr_scheduler {describe_schedule(schedule)}"  # for messages
-        self._presumed: SchedulerLength | None = None  # of the run, if the program's scheduler tells it
         self._scheduled: list[DrivenOptimizer] = []  # with a scheduler
         self._driven: DrivenOptimizer | None = None
         self._depth = 0  # of calls of schedulers, which may call others
 
     def install(self) -> None:
-        patches = self.run.patches
-
-        def follow_new(cls: type[LRScheduler], /, **kwargs: Any) -> None:
-            super(LRScheduler, cls).__init_subclass__(**kwargs)
-            self._follow(cls)
-
-        for cls in with_subclasses(LRScheduler):
-            self._follow(cls)
-        patches.replace(LRScheduler, "__init_subclass__", classmethod(follow_new))
-        self.run.steps.follow_replaced(patches)
+        self.run.patches.follow_classes(LRScheduler, self._follow)
+        self.run.patches.wrap(Optimizer, "__setattr__", self._set_attribute)
         self.run.steps.before.append(self._before_step)
         self.run.steps.after.insert(0, self._after_step)  # others ask how many updates there were
         self.clock.driven = self.driven_early
@@ -112,7 +105,7 @@ class LrSchedulerHook:
         optimizers[0]._patch_step_function()  # torch's hooks, which a step that the program gave the class lacks
         rates = driven.rates()
         self._call(make, scheduler, *args, **kwargs)
-        driven.schedulers.append(scheduler)
+        driven.add(scheduler)
         if driven not in self._scheduled:
             self._scheduled.append(driven)
         driven.put_back(rates)
@@ -128,7 +121,6 @@ class LrSchedulerHook:
                 driven.check_steps_are_seen()
         rates = driven.rates()
         self._call(step, scheduler, *args, **kwargs)
-        driven.count_scheduler_step(scheduler, *args, *kwargs.values())
         driven.put_back(rates)
 
     def _call(self, call: Any, /, *args: Any, **kwargs: Any) -> None:
@@ -141,7 +133,23 @@ class LrSchedulerHook:
     def _find(self, optimizer: Optimizer) -> DrivenOptimizer:
         known = [*self._scheduled, *([self._driven] if self._driven else [])]
         found = next((each for each in known if each.optimizer is optimizer), None)
-        return found or DrivenOptimizer(optimizer, self.schedule, self.run.steps, self.clock.strict)
+        return found or DrivenOptimizer(optimizer, self.schedule, self.run, self.clock.strict)
+
+    def _set_attribute(self, set_value: Any, owner: Optimizer, name: str, value: Any, /) -> None:
+        """Also counts a step that a program sets on its optimizer, as OneTrainer does, which torch's hooks do not see."""
+        function = getattr(value, "__func__", value)
+        file_name = getattr(getattr(function, "__code__", None), "co_filename", "")
+        # A wrapper's optimizer has hooks, and torch's own functions around a step call it.
+        if name == "step" and bare_optimizer(owner) is owner and not file_name.startswith(_OPTIM):
+
+            @functools.wraps(function)
+            def step(owner: Optimizer, /, *args: Any, **kwargs: Any) -> Any:
+                with self.run.steps.step_without_hooks(owner):
+                    return value(*args, **kwargs)
+
+            set_value(owner, name, types.MethodType(step, owner))  # torch can make no scheduler for a function
+            return
+        set_value(owner, name, value)
 
     # --- the optimizer's steps ----------------------------------------------------------------------------------------
 
@@ -169,8 +177,6 @@ class LrSchedulerHook:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise LabError(f"{self.option}: a step in a CUDA graph has the same rate at every replay. Switch the graph off.")
         driven.before_step()
-        if self._presumed is not None:
-            self._presumed.check(self.num_seen, driven.update, self.option)
         driven.say_if_past_end(self.option)
         driven.audit_step()
 
@@ -198,19 +204,16 @@ class LrSchedulerHook:
         return self._driven
 
     def _begin(self, driven: DrivenOptimizer) -> None:
-        num_updates, source = self._length(driven)
-        is_endless = "endless" in self.schedule.traits and self.schedule.momentum is None
+        num_updates, source = self.clock.num_updates, "--num_updates"
+        if num_updates is None:
+            num_updates, source = self.run.count_updates(), "by the program's arguments"
+        is_endless = num_updates is None and "endless" in self.schedule.traits and self.schedule.momentum is None
         if num_updates is None and (not is_endless or 0 < self.num_warmup_steps < 1):
             raise LabError(
-                f"{self.option}: needs the number of updates of the run, which {source}. Hint: give --num_updates N before "
-                "the program's name."
+                f"{self.option}: needs the number of updates of the run, which the program's arguments do not tell. Hint: "
+                "give --num_updates N before the program's name."
             )
-        if is_endless and self._presumed is not None and not 0 < self.num_warmup_steps < 1:
-            self._presumed = num_updates = None
-        remedy = (
-            "" if self._presumed is None else f" Or give --num_updates N, since {num_updates} is {source.partition(';')[0]}."
-        )
-        warmup, total = _resolved(self.schedule, self.num_warmup_steps, num_updates, remedy)
+        warmup, total = _resolved(self.schedule, self.num_warmup_steps, num_updates)
         driven.last_update, driven.num_updates = None if is_endless else total - 1, num_updates
         self._call(driven.drive, warmup, total)  # which makes a scheduler, too
         self._driven = driven
@@ -219,24 +222,6 @@ class LrSchedulerHook:
         else:
             length = f"{counted(num_updates, 'update', ',')} ({source}), {warmup} of them warm-up"
         self._announce(driven, length)
-
-    def _length(self, driven: DrivenOptimizer) -> tuple[int | None, str]:
-        """The updates of the run and who says so, or `None` and why it is not known."""
-        if self.clock.num_updates is not None:
-            return self.clock.num_updates, "--num_updates"
-        if (known := self.run.count_updates()) is not None:
-            return known, "by the program's arguments"
-        for scheduler in driven.outermost():
-            if (steps := length_of(scheduler)) is None:
-                continue
-            name = type(scheduler).__name__
-            num_processes = int(os.environ.get("WORLD_SIZE", 1))
-            if num_processes > 1 or getattr(self.run.accelerator, "gradient_accumulation_steps", 1) > 1:
-                reason = f"with {counted(num_processes, 'process')}" if num_processes > 1 else "with accumulated gradients"
-                return None, f"the {counted(steps, 'step', ',')} of {name} do not tell {reason}"
-            self._presumed = SchedulerLength(scheduler, steps)
-            return steps, f"the length of {name}; --num_updates sets another"
-        return None, f"neither the program's arguments nor {driven.replaced() or 'a scheduler'} tells"
 
     def _announce(self, driven: DrivenOptimizer, length: str) -> None:
         optimizer = type(driven.optimizer).__name__
@@ -260,8 +245,6 @@ class LrSchedulerHook:
     def report(self) -> str:
         """The audit and the updates past the end, or why the program was not driven."""
         if (driven := self._driven) is not None and self.num_seen:
-            if self.run.error is not None:
-                driven.num_updates = None  # how many updates there were says nothing now
             past = (
                 f"\n{self.option}: {counted(driven.num_past_end, 'update', ',')} ran past the end of the schedule, at a "
                 f"learning rate of {driven.rate:.4g}, that of its last update. The exit status is 1."
@@ -270,10 +253,10 @@ class LrSchedulerHook:
         return f"{self.option}: the program ended before a step of a torch optimizer was seen. If it trained, {UNSEEN}."
 
 
-def _resolved(schedule: Schedule, num_warmup_steps: float, num_updates: int | None, remedy: str = "") -> tuple[int, int]:
+def _resolved(schedule: Schedule, num_warmup_steps: float, num_updates: int | None) -> tuple[int, int]:
     """Updates of warm-up and of the run. With the length checked before, an error is one of the warm-up, and names it."""
     try:
         return resolve_length(schedule, num_warmup_steps, num_updates)
     except LabError as error:
         named = f"--num_warmup_steps {num_warmup_steps:g}: " if num_warmup_steps else ""
-        raise LabError(f"{named}{error}{remedy}") from None
+        raise LabError(f"{named}{error}") from None

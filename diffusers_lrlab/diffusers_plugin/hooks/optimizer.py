@@ -22,11 +22,10 @@ from ...core.words import counted
 from ...optimizers.build import check_installed, get_optimizer, optimizer_parts, untrained_in_words
 from ...optimizers.entries import OPTIMIZERS
 from ...optimizers.layers import parts_in_words
-from ...optimizers.timescales import BETA2_HALF_LIFE, IMAGES_PER_UPDATE, TAU, is_in_images, per_update
-from ..hook_table import Hook, Host
-from ..host.patches import with_subclasses
+from ...optimizers.timescales import per_update
 from ..host.run import HostRun
 from ..host.source import HostScript, NotRecognised, lines_of
+from ..installed_hooks import Hook, Host
 
 _NAME = "lab_optimizer"  # a key of parameter groups, saved with the optimizer's state
 
@@ -57,6 +56,7 @@ class OptimizerHook:
         self.script, self.run = script, run
         self.name, self.kwargs = merge_spec(spec, None, OPTIMIZERS)
         check_installed(self.name)
+        per_update(OPTIMIZERS[self.name], self.kwargs, 1.0, None)  # settings in images need those of an update
         if "averages" in OPTIMIZERS[self.name].traits:
             raise LabError(
                 f"--optimizer {self.name!r} trains weights other than those to keep, so the script would have to call it "
@@ -66,9 +66,6 @@ class OptimizerHook:
         self._names = WeakTensorKeyDictionary()  # of parameters in their models, the longest that was seen
         self.optimizer: Optimizer | None = None
         self.num_seen = 0
-        # Whether its parameters in images wait for those of an update, which are known when the data are prepared.
-        self.waits = is_in_images(OPTIMIZERS[self.name], self.kwargs) and IMAGES_PER_UPDATE not in self.kwargs
-        self.learning_rate = 0.0  # the script's
 
     def install(self) -> None:
         from accelerate.optimizer import AcceleratedOptimizer
@@ -78,13 +75,7 @@ class OptimizerHook:
                 self._check_saved(state["param_groups"])
             load_state_dict(wrapper, state)
 
-        def follow_new(cls: type[Optimizer], /, **kwargs: Any) -> None:  # of packages that the script imports
-            super(Optimizer, cls).__init_subclass__(**kwargs)
-            self._follow(cls)
-
-        for cls in with_subclasses(Optimizer):
-            self._follow(cls)
-        self.run.patches.replace(Optimizer, "__init_subclass__", classmethod(follow_new))
+        self.run.patches.follow_classes(Optimizer, self._follow)
         self.run.patches.wrap(AcceleratedOptimizer, "load_state_dict", check_and_load)
         self.run.patches.wrap(torch.nn.Module, "named_parameters", self._remember_names)
         self.run.on_prepared.append(self._check_prepared)
@@ -111,8 +102,6 @@ class OptimizerHook:
             made = self._make(cls, args, kwargs)
             optimizer.__class__, optimizer.__dict__ = type(made), made.__dict__
             self.optimizer = optimizer
-            if self.waits:  # after a resume has loaded the settings of the last time, which may have had another batch
-                optimizer.register_step_pre_hook(self._set_per_update)
 
         return replace
 
@@ -166,35 +155,13 @@ class OptimizerHook:
                 f"{name} finds its learning rate by itself and multiplies it by the script's, which is {lr:g}. Give the "
                 f"script --learning_rate {expected:g}."
             )
-        images, self.learning_rate = {IMAGES_PER_UPDATE: 1} if self.waits else {}, lr
         named = [{**group, "params": [(self._names.get(each), each) for each in group["params"]]} for group in groups]
-        optimizer = get_optimizer(name, named, lr, **images, **settings, **self.kwargs)
+        optimizer = get_optimizer(name, named, lr, **settings, **self.kwargs)
         if (parts := optimizer_parts(optimizer)) is not None:
             self.run.warn(f"{name}: {parts_in_words(parts)}.")
         if untrained := untrained_in_words(optimizer, (each for group in groups for each in group["params"])):
             self.run.warn(f"{name}: {untrained}")
         return optimizer
-
-    def _set_per_update(self, *_: Any) -> None:
-        """Before the first update, sets what depends on its images."""
-        assert self.optimizer is not None
-        if not self.waits:
-            return
-        self.waits = False
-        images = self.run.images_per_update(f"--optimizer {self.name}")
-        found = per_update(OPTIMIZERS[self.name], self.kwargs, self.learning_rate, images)
-        shown = {}
-        if BETA2_HALF_LIFE.name in self.kwargs:
-            shown["beta2"] = found["beta2"]
-        if TAU.name in self.kwargs:
-            shown["weight decay"] = found["weight_decay"]
-        for group in self.optimizer.param_groups:
-            if "beta2" in shown and "betas" in group:
-                group["betas"] = (group["betas"][0], shown["beta2"])
-            if "weight decay" in shown:
-                group["weight_decay"] = shown["weight decay"]
-        words = " and ".join(f"{name} {value:.6g}" for name, value in shown.items())
-        self.run.warn(f"--optimizer {self.name}: {words} for {counted(images, 'image')} an update.")
 
     def _line_of_group_index(self) -> int | None:
         """The line where the script assigns something to `optimizer.param_groups[1]`, for instance."""

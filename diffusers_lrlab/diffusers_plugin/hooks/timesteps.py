@@ -19,9 +19,9 @@ from ...core.words import counted, times
 from ...timesteps.noise_levels import NoiseLevels, flow_levels, is_flow, noise_levels, prediction_type_of
 from ...timesteps.registries import TIMESTEP_SAMPLERS
 from ...timesteps.sampling import TimestepSampler, contradiction
-from ..hook_table import Hook, Host
 from ..host.source import DENSITY, HostScript, NotRecognised, lines_of
-from .clock import HostClock, clock_of
+from ..installed_hooks import Hook, Host
+from .clock import HostClock
 
 # Stratified batches smaller than this share their strata with the updates after them.
 _STRATA = 64
@@ -43,7 +43,7 @@ def check_one_loss(script: HostScript) -> None:
 
 def make(host: Host) -> Hook:
     hook = TimestepHook(
-        host.script, clock_of(host), host.options.timestep_sampler, host.given("timesteps", "weighting", "log")
+        host.script, host.hooks["clock"], host.options.timestep_sampler, host.given("timesteps", "weighting", "log")
     )
     host.hooks["timesteps"] = hook  # the losses are those of its timesteps
     if hook.follows_losses or hook.is_unbiased:
@@ -56,7 +56,7 @@ class TimestepHook:
 
     def __init__(self, script: HostScript, clock: HostClock, spec: str | None, requested: str):
         self.script, self.clock, self.run = script, clock, clock.run
-        self.requested = requested  # options that need it, for messages
+        self.option = requested  # options that need it, for messages
         self.name: str | None = None
         self.kwargs: dict[str, Any] = {}
         if spec:
@@ -80,9 +80,9 @@ class TimestepHook:
         if self.pattern == "density":
             from diffusers import training_utils
 
-            self.run.patches.wrap(training_utils, DENSITY, self._draw_density)
+            self.run.patches.wrap(training_utils, DENSITY, self._draw_density, self.script.calling(DENSITY))
         else:
-            self.run.patches.wrap(torch, "randint", self._draw_index)
+            self.run.patches.wrap(torch, "randint", self._draw_index, lambda: self.script.is_at(self.script.randint_calls))
 
     def _remember_scheduler(self, register: Any, made: Any, /, **kwargs: Any) -> None:
         """Every noise scheduler registers its configuration when it is made."""
@@ -95,13 +95,11 @@ class TimestepHook:
     def _draw_index(self, randint: Callable[..., torch.Tensor], /, *args: Any, **kwargs: Any) -> torch.Tensor:
         # The script's own draw comes first, so that its generator continues as without the hook.
         own = randint(*args, **kwargs)
-        if not self.script.is_calling(self.script.randint_calls):
-            return own
         return self._replaced(own) if self._is_known(functools.partial(_is_index_scheduler, num=args[1])) else own
 
     def _draw_density(self, density: Callable[..., torch.Tensor], /, *args: Any, **kwargs: Any) -> torch.Tensor:
         drawn = density(*args, **kwargs)
-        if not self.script.is_calling(self.script.calls(DENSITY)) or not self._is_known(is_flow):
+        if not self._is_known(is_flow):
             return drawn
         num = self.scheduler.config.num_train_timesteps
         own = self._turned((drawn * num).long().clamp(max=num - 1))
@@ -121,12 +119,8 @@ class TimestepHook:
 
     def _is_known(self, matches: Callable[[Any], bool]) -> bool:
         """Whether the noise scheduler of the timesteps is known, which is looked for at the first batch."""
-        if self.levels is None and self.is_active:
-            try:
-                self._begin(matches)
-            except NotRecognised as reason:
-                self.is_active = False
-                self.run.refuse(self.requested, reason)
+        if self.levels is None:
+            self.run.unless_refused(self, self._begin)(matches)
         return self.is_active
 
     def _begin(self, matches: Callable[[Any], bool]) -> None:

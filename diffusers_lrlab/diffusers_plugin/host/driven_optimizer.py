@@ -5,15 +5,15 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CyclicLR, LinearLR, LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import CyclicLR, LRScheduler
 
-from ...audit.recorder.schedulers import bare_optimizer, describe_scheduler
+from ...audit.recorder.steps import bare_optimizer
 from ...core.errors import LabError, is_first_process
 from ...core.words import counted
 from ...schedules.momentum import read_momentum, write_lrs, write_momentum
 from ...schedules.schedule import Schedule
 from ...schedules.scheduler import CurveLR
-from .steps import OptimizerSteps
+from .run import HostRun
 from .watched_schedule import AuditedSchedule
 
 COUNT = "lrlab_update"
@@ -28,10 +28,10 @@ class DrivenOptimizer(AuditedSchedule):
     `curve` is there, the rates are those of the schedule at the number of steps that the optimizer has taken.
     """
 
-    def __init__(self, optimizer: Optimizer, schedule: Schedule, steps: OptimizerSteps, strict: bool):
-        super().__init__(schedule, optimizer, steps, strict)
+    def __init__(self, optimizer: Optimizer, schedule: Schedule, run: HostRun, strict: bool):
+        super().__init__(schedule, optimizer, run, strict)
         self.schedulers: list[LRScheduler] = []
-        self.num_scheduler_steps = 0  # by the program, since it set their position
+        self._start = 0  # where the program has made a scheduler, as by last_epoch
         self.curve: CurveLR | None = None
         self.last_update: int | None = None  # of the curve, whose rates are those of all updates after it
         self._has_said_end = False
@@ -44,9 +44,14 @@ class DrivenOptimizer(AuditedSchedule):
 
     # --- the program's schedulers -------------------------------------------------------------------------------------
 
+    def add(self, scheduler: LRScheduler) -> None:
+        self.schedulers.append(scheduler)
+        self._start = max(self._start, int(getattr(scheduler, "last_epoch", 0)))
+
     def rates(self) -> list[Any]:
         """Copies of the learning rates, to be put back after a scheduler has written its own."""
-        return [_copy(group["lr"]) for group in self.optimizer.param_groups]
+        rates = (group["lr"] for group in self.optimizer.param_groups)
+        return [rate.clone() if isinstance(rate, torch.Tensor) else rate for rate in rates]
 
     def put_back(self, rates: list[Any]) -> None:
         """Replaces what a scheduler has written."""
@@ -68,22 +73,11 @@ class DrivenOptimizer(AuditedSchedule):
             if self.curve is not None:
                 vars(scheduler)[COUNT] = self.update
 
-    def count_scheduler_step(self, scheduler: LRScheduler, *given: Any) -> None:
-        """Counts a step of the program's; one with a position, such as `scheduler.step(100)`, starts the count anew."""
-        sets_position = any(type(each) is int and each == scheduler.last_epoch for each in given)
-        sets_position = sets_position and not isinstance(scheduler, ReduceLROnPlateau)
-        self.num_scheduler_steps = 0 if sets_position else self.num_scheduler_steps + 1
-
-    def outermost(self) -> list[LRScheduler]:
-        """The schedulers that are not parts of others."""
-        parts = {id(part) for scheduler in self.schedulers for part in parts_of(scheduler)}
-        return [scheduler for scheduler in self.schedulers if id(scheduler) not in parts]
-
     def replaced(self) -> str:
         """The classes of the schedulers, such as `"SequentialLR (LinearLR, CosineAnnealingLR)"`."""
-        names = []
-        for scheduler in self.outermost():
-            parts = ", ".join(type(part).__name__ for part in parts_of(scheduler))
+        names, inner = [], {id(part) for scheduler in self.schedulers for part in _parts_of(scheduler)}
+        for scheduler in (each for each in self.schedulers if id(each) not in inner):
+            parts = ", ".join(type(part).__name__ for part in _parts_of(scheduler))
             names.append(f"{type(scheduler).__name__}{f' ({parts})' if parts else ''}")
         return " and ".join(names)
 
@@ -125,8 +119,7 @@ class DrivenOptimizer(AuditedSchedule):
             return int(counts[0])
         # A checkpoint that was made without this option: Adam and its relatives count their steps.
         steps = next((state["step"] for state in self.optimizer.state.values() if "step" in state), 0)
-        last = max((int(getattr(each, "last_epoch", 0)) for each in self.outermost()), default=0)
-        return int(steps) or max(last - self.num_scheduler_steps, 0)
+        return int(steps) or self._start
 
     def _peaks(self, done: int) -> list[float]:
         groups = self.optimizer.param_groups
@@ -230,38 +223,7 @@ UNSEEN = (
 )
 
 
-def _copy(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
-
-
 # --- the schedulers of programs --------------------------------------------------------------------------------------
-
-
-class SchedulerLength:
-    """The steps of a scheduler, which may be epochs or micro-batches: only its moves between updates tell."""
-
-    def __init__(self, scheduler: LRScheduler, num_steps: int):
-        self.scheduler, self.num_steps = scheduler, num_steps
-        self._last: tuple[int, float] | None = None  # updates and position before the last step of the optimizer
-        self._fault = ""
-
-    def check(self, num_seen: int, update: int, option: str) -> None:
-        """
-        Before an update, the one after `num_seen` others: a `LabError` if the scheduler has not taken a step since the last.
-
-        After the second update it may take more than one, as for updates that a gradient scaler skips.
-        """
-        last, position = self._last, position_of(self.scheduler)
-        self._last = num_seen, position
-        if last is not None and last[0] != num_seen:
-            moved = position - last[1]
-            if moved != 1 if last[0] == 0 else moved == 0 and position < self.num_steps:
-                self._fault = f"It took {counted(moved, 'step', 'g')} between update {update - 1} and update {update}."
-        if self._fault:  # again, if the program has caught it
-            raise LabError(
-                f"{option}: the {counted(self.num_steps, 'step', ',')} of {type(self.scheduler).__name__} are not updates: "
-                f"give --num_updates N before the program's name. {self._fault}"
-            )
 
 
 def optimizers_in(values: Any) -> list[Optimizer]:
@@ -277,25 +239,7 @@ def optimizers_in(values: Any) -> list[Optimizer]:
     return found
 
 
-def parts_of(scheduler: LRScheduler) -> list[LRScheduler]:
+def _parts_of(scheduler: LRScheduler) -> list[LRScheduler]:
     """The schedulers that a scheduler holds, such as those of a `SequentialLR` or the one after a warm-up."""
     held = [each for value in vars(scheduler).values() for each in (value if isinstance(value, list | tuple) else [value])]
     return [each for each in held if isinstance(each, LRScheduler)]
-
-
-def position_of(scheduler: LRScheduler) -> float:
-    """The steps that a scheduler has taken; a `ChainedScheduler` counts only in its parts."""
-    own = vars(scheduler).get("last_epoch")
-    return max(map(position_of, parts_of(scheduler)), default=0) if own is None else own
-
-
-def length_of(scheduler: Any) -> int | None:
-    """The length that a scheduler was made for, in its own steps; not that of one that it holds, which may begin later."""
-    parts = getattr(scheduler, "_schedulers", [])
-    if parts and not hasattr(scheduler, "_milestones"):  # ChainedScheduler
-        return max((length for part in parts if (length := length_of(part))), default=None)
-    length = describe_scheduler(scheduler)["length"]
-    last = parts[-1] if parts else scheduler
-    if length is None and isinstance(last, LinearLR) and last.end_factor < last.start_factor:  # not a warm-up
-        length = last.total_iters + (scheduler._milestones[-1] if parts else 0)
-    return int(length) if length else None

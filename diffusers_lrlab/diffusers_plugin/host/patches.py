@@ -25,9 +25,9 @@ class Patches(contextlib.ExitStack):
         else:
             self.callback(setattr, owner, name, own)
 
-    def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+    def wrap(self, owner: Any, name: str, around: Callable[..., Any], where: Callable[[], bool] | None = None) -> None:
         """
-        Replaces a function or method by one that calls `around(original, *args, **kwargs)`.
+        Replaces a function or method by one that calls `around(original, *args, **kwargs)`, if `where` is not false then.
 
         The parameters of `around` are positional-only, since a caller's keyword may have any name. Those that it names and
         a caller gives by keyword are passed by their position in `original`.
@@ -37,6 +37,8 @@ class Patches(contextlib.ExitStack):
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
+            if where is not None and not where():
+                return original(*args, **kwargs)
             for given in names[len(args) :]:
                 if given not in kwargs:
                     break
@@ -44,6 +46,17 @@ class Patches(contextlib.ExitStack):
             return around(original, *args, **kwargs)
 
         self.replace(owner, name, call)
+
+    def follow_classes(self, base: Any, follow: Callable[[type], None]) -> None:
+        """Calls `follow` with a class, and with all that inherit from it, now or later."""
+
+        def follow_new(cls: Any, /, **kwargs: Any) -> None:
+            super(base, cls).__init_subclass__(**kwargs)
+            follow(cls)
+
+        for cls in _with_subclasses(base):
+            follow(cls)
+        self.replace(base, "__init_subclass__", classmethod(follow_new))
 
 
 def _positional(function: Callable[..., Any]) -> list[str]:
@@ -55,6 +68,5 @@ def _positional(function: Callable[..., Any]) -> list[str]:
     return [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
 
 
-def with_subclasses(cls: type) -> set[type]:
-    """A class, and all classes that inherit from it so far."""
-    return {cls}.union(*map(with_subclasses, cls.__subclasses__()))
+def _with_subclasses(cls: type) -> set[type]:
+    return {cls}.union(*map(_with_subclasses, cls.__subclasses__()))

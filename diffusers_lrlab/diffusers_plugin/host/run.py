@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ...audit.recorder.steps import RealSteps
 from ...core.errors import LabError
 from ...schedules.registries import SCHEDULERS
 from ...schedules.schedule import resolve_schedule
 from .patches import Patches
 from .source import HostScript, NotRecognised
-from .steps import OptimizerSteps
 
 _LR_OPTIONS = {"--lr_scheduler", "--lr-scheduler", "--lr_scheduler_type"}
 
@@ -36,9 +37,10 @@ class HostRun:
         self.models: list[torch.nn.Module] = []  # trained and prepared ones, without accelerate's wrappers
         self.optimizer: Optimizer | None = None  # the first prepared one, without wrapper; its steps are the updates
         self.training_loader: Any = None  # from the `prepare` call that also got an optimizer
-        self.steps = OptimizerSteps()
+        self.steps = RealSteps(_is_left_out)
         self.num_skipped = 0  # updates that a gradient scaler skipped
         self.error: LabError | None = None  # that has ended the run, even if the program has caught it
+        self.is_complete = False  # whether the script has ended by itself
         self.on_parsed: list[Callable[[argparse.Namespace], None]] = []  # may change the script's arguments
         self.on_prepared: list[Callable[[], None]] = []  # after each `accelerator.prepare`
         self.on_update: list[Callable[[], None]] = []  # after each step of `optimizer`
@@ -76,7 +78,8 @@ class HostRun:
             self.end()
             end_training(accelerator)
 
-        self.steps.install(self.patches)
+        self.patches.callback(register_optimizer_step_pre_hook(self.steps.begin).remove)
+        self.patches.callback(register_optimizer_step_post_hook(self.steps.end).remove)
         self.steps.after.append(self._notify_of_update)
         self.patches.wrap(argparse.ArgumentParser, "parse_known_args", parse_and_remember)
         self.patches.wrap(Accelerator, "prepare", prepare_and_remember)
@@ -115,6 +118,11 @@ class HostRun:
         # Scripts that generate class images first prepare a loader for them, without an optimizer.
         loaders = {id(loader) for loader in self.accelerator._dataloaders}
         self.training_loader = next((part for part in prepared if id(part) in loaders), self.training_loader)
+
+    def complete(self) -> None:
+        """After the script's last line."""
+        self.end()
+        self.is_complete = self.error is None
 
     def end(self) -> None:
         """Ends the training: at `end_training` or, in a script that does not call it, after its last line."""
@@ -166,31 +174,6 @@ class HostRun:
             accumulation = arguments.get("gradient_accumulation_steps") or accumulation
         return math.ceil(float(epochs) * math.ceil(len(loader) / accumulation))
 
-    def images_per_update(self, option: str) -> int:
-        """
-        The examples of an update over all micro-batches and processes, once the script trains. `option` needs the number.
-
-        It is known if the loader and the script's `--train_batch_size` agree: a loader that yields batches of its dataset,
-        such as that of sd-scripts, has another one.
-        """
-        loader = self.training_loader
-        if loader is None and self.accelerator is not None:
-            loader = self.accelerator.gradient_state.active_dataloader
-        num, given = int(getattr(self.accelerator, "num_processes", 1)), self.arguments.get("train_batch_size")
-        size = getattr(loader, "total_batch_size", None) or 0
-        if not (size in (given, num * given) if isinstance(given, int) else size > num):
-            raise LabError(
-                f"{option} counts images, and the number of images per update is not known in this script. Add "
-                "images_per_update=N to it (batch size x accumulation x processes)."
-            )
-        return int(size) * self._accumulation
-
-    @property
-    def _accumulation(self) -> int:
-        """Micro-batches of an update, by accelerate or by the script itself."""
-        accumulated = int(getattr(self.accelerator, "gradient_accumulation_steps", 1))
-        return accumulated if accumulated > 1 else int(self.arguments.get("gradient_accumulation_steps") or 1)
-
     def steps_per_update(self, wrapper: Any) -> int:
         """How often accelerate steps a schedule per update, given its wrapper of the schedule."""
         if not wrapper.step_with_optimizer:
@@ -202,7 +185,9 @@ class HostRun:
         How often the script steps a schedule per update, judging by its `num_steps` steps before the first update: if all
         micro-batches but the last have stepped the schedule, every micro-batch does.
         """
-        accumulated = self._accumulation
+        accumulated = int(getattr(self.accelerator, "gradient_accumulation_steps", 1))
+        if accumulated <= 1:  # a script may accumulate by itself
+            accumulated = int(self.arguments.get("gradient_accumulation_steps") or 1)
         if hasattr(self.training_loader, "__len__"):
             accumulated = min(accumulated, len(self.training_loader))  # the end of an epoch ends an update
         return accumulated if 0 < accumulated - 1 <= num_steps else 1
@@ -221,12 +206,30 @@ class HostRun:
             raise LabError(f"{text} (--strict)")
         self.warn(f"{text[0].upper()}{text[1:]} It is not used.")
 
+    def unless_refused(self, hook: Any, call: Callable[..., None]) -> Callable[..., None]:
+        """A part of a hook, called as long as the hook acts: once it raises [`NotRecognised`], `hook.option` is refused."""
+
+        def call_if_active(*args: Any) -> None:
+            try:
+                if hook.is_active:
+                    call(*args)
+            except NotRecognised as reason:
+                hook.is_active = False
+                self.refuse(hook.option, reason)
+
+        return call_if_active
+
     def warn(self, text: str) -> None:
         """Prints a warning, once for all processes."""
         from accelerate.state import PartialState
 
         if PartialState().is_main_process:
             sys.stderr.write(f"diffusers_lrlab: {text}\n")
+
+
+def _is_left_out(optimizer: Optimizer) -> bool:
+    """Whether a gradient scaler has told an optimizer that takes its flag, such as a fused one, to leave out the step."""
+    return bool(getattr(optimizer, "found_inf", False))
 
 
 # --- schedules of the script's own option -------------------------------------------------------------------------------

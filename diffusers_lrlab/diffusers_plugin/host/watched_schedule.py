@@ -11,28 +11,28 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from ...core.errors import LabError
 from ...core.progress import Progress
 from ...core.words import counted, times
-from ...schedules.audit import TOLERANCE, ScheduleAudit
+from ...schedules.audit import TOLERANCE, ScheduleAudit, deviation
 from ...schedules.momentum import default_lr, read_momentum, rounding_of, write_lrs
 from ...schedules.schedule import Schedule, describe_schedule
 from ...schedules.scheduler import CurveLR
-from .steps import OptimizerSteps
+from .run import HostRun
 
 
 class AuditedSchedule:
     """A schedule of one optimizer, whose values are compared with the expected ones before each step."""
 
-    def __init__(self, schedule: Schedule, optimizer: Optimizer, steps: OptimizerSteps, strict: bool):
-        self.schedule, self.optimizer, self.steps, self.audit = schedule, optimizer, steps, ScheduleAudit(strict)
+    def __init__(self, schedule: Schedule, optimizer: Optimizer, run: HostRun, strict: bool):
+        self.schedule, self.optimizer, self.run, self.audit = schedule, optimizer, run, ScheduleAudit(strict)
         self.num_updates: int | None = None  # of the run, once known
         self._num_before: int | None = None  # updates before this process, once it has started to train
 
     @property
     def update(self) -> int:
         """Updates so far, including those before a resume."""
-        return (self._num_before or 0) + self.steps.count(self.optimizer)
+        return (self._num_before or 0) + self.run.steps.count(self.optimizer)
 
     def begin_at(self, update: int) -> None:
-        self._num_before = update - self.steps.count(self.optimizer)
+        self._num_before = update - self.run.steps.count(self.optimizer)
 
     def check(self, expected: list[tuple[Any, Any]], base_lrs: list[float]) -> None:
         """Audits the coming update by the expected learning rate and momentum of each group."""
@@ -46,9 +46,9 @@ class AuditedSchedule:
         self.audit.check(self.update, applied, expected, base_lrs, rounding_of(self.optimizer.param_groups))
 
     def report(self) -> str:
-        """The result of the audit, and a sentence if the script did another number of updates than expected."""
+        """The result of the audit, and a sentence if the script ended after another number of updates than expected."""
         text = f"{describe_schedule(self.schedule)}: {self.audit.summary()}"
-        if self._num_before is None or self.num_updates in (None, self.update):
+        if not self.run.is_complete or self._num_before is None or self.num_updates in (None, self.update):
             return text
         return (
             f"{text} The script did {counted(self.update, 'update')} instead of the expected {self.num_updates}: if that is "
@@ -71,10 +71,10 @@ class WatchedSchedule(AuditedSchedule):
         scheduler: LRScheduler,
         optimizer: Optimizer,
         given: Progress,
-        steps: OptimizerSteps,
+        run: HostRun,
         strict: bool,
     ):
-        super().__init__(schedule, optimizer, steps, strict)
+        super().__init__(schedule, optimizer, run, strict)
         self.scheduler = scheduler
         self.given = self.expected = given  # the script's clock and the intended one, both at update 0
         self.steps_per_update = self.own_steps_per_update = 1  # now, and by the script's clock
@@ -85,9 +85,10 @@ class WatchedSchedule(AuditedSchedule):
         self.num_steps = 0  # of the schedule in this process
         self.is_by_update = False  # whether steps at other times than after an update are skipped
         # Compares or corrects the clock, once its steps and the length of the run are known.
-        self.resolve_clock: Callable[[], None] | None = None
+        self.resolve_clock: Callable[[WatchedSchedule], None] | None = None
+        self.wrapper: Any = None  # accelerate's, of a prepared schedule
         self.is_prepared = False  # whether accelerate steps it
-        steps.before.append(self._before_step)
+        run.steps.before.append(self._before_step)
 
     @property
     def update(self) -> int:
@@ -95,23 +96,20 @@ class WatchedSchedule(AuditedSchedule):
             return (self.scheduler.last_epoch - (0 if self.is_prepared else self.num_steps)) // self.steps_per_update
         return super().update
 
-    def lrs(self, num_updates: int) -> tuple[np.ndarray, np.ndarray]:
-        """The learning rates at each update by the script's clock and by the intended one, float64."""
-        updates, scheduler = np.arange(num_updates) + self.phase, self.scheduler
-        group = next((index for index, lr in enumerate(self.base_lrs) if lr), 0)  # the first that is not frozen
-        counts = updates * self.steps_per_update
-        if isinstance(scheduler, LambdaLR):
-            applied = np.array([self.base_lrs[group] * scheduler.lr_lambdas[group](round(count)) for count in counts])
-        else:
-            applied = self._at(self.given, counts, group)[0]
-        return np.ones(num_updates) * applied, np.ones(num_updates) * self._at(self.expected, updates, group)[0]
-
     def deviation(self, num_updates: int) -> str | None:
         """A message if the script's clock yields other learning rates than the intended one."""
         if not self.schedule.sets_lr:
             return None
-        applied, expected = self.lrs(num_updates)
-        if np.abs(applied - expected).max() <= TOLERANCE * max(self.base_lrs):
+        updates = np.arange(num_updates) + self.phase
+        group = next((index for index, lr in enumerate(self.base_lrs) if lr), 0)  # the first that is not frozen
+        counts = updates * self.steps_per_update
+        if isinstance(self.scheduler, LambdaLR):
+            factor = self.scheduler.lr_lambdas[group]
+            applied = np.array([self.base_lrs[group] * factor(round(count)) for count in counts])
+        else:
+            applied = np.ones(num_updates) * self._at(self.given, counts, group)[0]
+        expected = np.ones(num_updates) * self._at(self.expected, updates, group)[0]
+        if deviation(applied, expected, max(self.base_lrs)).max() <= TOLERANCE:
             return None
         end = f"{applied[-1]:.4g} at the last update instead of {expected[-1]:.4g}"
         peaks = applied.argmax(), expected.argmax()
@@ -146,7 +144,7 @@ class WatchedSchedule(AuditedSchedule):
         if optimizer is not self.optimizer:
             return
         if self.resolve_clock is not None:
-            self.resolve_clock()
+            self.resolve_clock(self)
         if self._num_before is None:
             self.begin()
         position = self.update + self.phase

@@ -1,10 +1,10 @@
-"""From the results of a study to its summary: rows, findings, cost."""
+"""From the results of a study to its summary: rows, cost, and verdicts that claim no more than the tests support."""
 
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -13,17 +13,41 @@ from pyarrow import parquet
 from ...core.environment import describe_environment
 from ...core.files import atomic_file, write_text
 from ...core.manifest import MANIFEST
-from ..runs.progress import StudyProgress
+from ...evaluation.metrics import word_for
+from ..runs.context import StudyProgress
 from ..runs.results import RunResult, StudyFolder, by_cell, finite
 from ..spec.spec import SPEEDUP, RunSpec, StudySpec, controlled
-from .findings import Verdict, findings
 from .speedups import speedups
-from .statistics import add_holm, compare, power_rows
+from .statistics import LEVEL, add_holm, compare, power_rows
 from .tuning import tuning_rows
 
 Rows = list[dict[str, Any]]
-Compared = tuple[Rows, Rows, list[Verdict]]  # rows against the baseline, rows against controls, verdicts on both
 _REAL_DATA = ("held_out_points", "held_out_images", "held_out_data", "training_images")  # scored in place of samples
+DIFFERENCES = ("better", "worse", "higher", "lower", "faster", "slower")
+NEVER, CANNOT_TELL, DIVERGED = "never as good", "cannot tell", "diverged"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict on an arm compared with a reference, on one data set and by one metric."""
+
+    arm: str
+    reference: str  # the baseline or a control
+    dataset: str
+    metric: str  # or `SPEEDUP` of the specification
+    difference: float | None  # mean over shared seeds, or the speed-up
+    low: float | None  # of its 95 % interval
+    high: float | None
+    p: float | None  # adjusted; `None` if no test was possible
+    word: str | None  # in `DIFFERENCES`, `NEVER`, `CANNOT_TELL` or `DIVERGED`; `None` if no test was possible
+
+    @property
+    def is_difference(self) -> bool:
+        """Whether the test shows a difference, or the arm never became as good."""
+        return self.word == NEVER or self.word in DIFFERENCES
+
+
+Compared = tuple[Rows, Rows, list[Verdict]]  # rows against the baseline, rows against controls, verdicts on both
 
 
 def notes_on(runs: list[RunSpec]) -> dict[str, Any]:
@@ -167,3 +191,45 @@ def _study(
         "hours": sum(seconds.values()) / 3600,
         "runs": {status: sum(result.status == status for result in everything) for status in ("finished", "diverged")},
     }
+
+
+# --- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+def word_of(row: Mapping[str, Any]) -> str | None:
+    """The word for a row of `compare`: only what the adjusted test supports."""
+    if row["mean"] is None and row.get("diverged"):
+        return DIVERGED
+    if row["p_adjusted"] is None or row["diff"] is None:
+        return None
+    return CANNOT_TELL if row["p_adjusted"] >= LEVEL else word_for(row["diff"], row["metric"])
+
+
+def speed_word_of(row: Mapping[str, Any]) -> str | None:
+    """The word for a row of `speedups`."""
+    if row["n"] and row["censored"] == row["n"]:
+        return NEVER
+    if row["p_adjusted"] is None:
+        return None
+    if row["p_adjusted"] >= LEVEL:
+        return CANNOT_TELL
+    return "slower" if row["speedup"] < 1 else "faster"
+
+
+def findings(rows: Iterable[Mapping[str, Any]], reference: str) -> list[Verdict]:
+    """
+    The verdict on each arm on each data set, from the rows of `compare` (with the optional key "diverged") or `speedups`.
+
+    "Better" and "worse" ("higher" and "lower" if neither direction is better), "faster" and "slower" appear exactly where
+    the adjusted p is below 0.05.
+    """
+    found = []
+    for row in rows:
+        metric, word, names = row.get("metric"), word_of, ("diff", "diff_low", "diff_high")
+        if metric is None:
+            metric, word, names = SPEEDUP, speed_word_of, ("speedup", "ci_low", "ci_high")
+        if row["arm"] != reference:
+            difference, low, high = (row[name] for name in names)
+            of = row["arm"], reference, row["dataset"], metric
+            found.append(Verdict(*of, difference, low, high, row["p_adjusted"], word(row)))
+    return found

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ...core.words import counted, duration
 from ...evaluation.metrics import better_of, metric_label
-from ..analysis.findings import Verdict
+from ..analysis.summary import Verdict
 from ..runs.results import RunResult
 from ..spec.spec import ARM_NOTES, SPEEDUP, controlled
 from . import tables

@@ -17,8 +17,6 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from diffusers_lrlab.training.plots import draw_points
-
 from ...core.plotting import (
     BLUE,
     DARK,
@@ -33,7 +31,8 @@ from ...core.plotting import (
 )
 from ...core.words import counted
 from ...evaluation.metrics import better_of
-from ..analysis.findings import DIVERGED, word_of
+from ...training.plots import draw_points
+from ..analysis.summary import DIVERGED, word_of
 from ..runs.results import RunResult, by_cell
 from ..spec.spec import Cell
 from . import tables

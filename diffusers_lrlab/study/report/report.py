@@ -1,21 +1,104 @@
-"""Writes the report of a study: a page that opens from disk, Markdown, plots, and LaTeX tables."""
+"""Writes the report of a study (its summary, a page that opens from disk, Markdown, plots, LaTeX tables) and its card."""
 
 import base64
 import hashlib
+import json
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from diffusers_lrlab.core.environment import install_command
+
+from ...core.environment import citation
+from ...core.errors import LabError
 from ...core.files import atomic_folder, write_text
-from ...core.project import CITATION
-from ..runs.progress import StudyProgress
-from ..runs.results import REPORT_FILES, RunResult
+from ...core.manifest import damage_named, open_manifest, refuse_damaged, write_manifest
+from ...core.plugins import names_code
+from ...data.options import EMBEDDED_DATASETS
+from ..analysis.summary import notes_on, summarise, write_summary
+from ..reading import RUNS_TABLE, no_result, read_runs, runs_of, write_runs
+from ..runs.context import StudyProgress
+from ..runs.results import REPORT_FILES, RunResult, StudyFolder, sources
+from ..shown_command import command_of_card, is_preset, shown_path
+from ..spec.reading import spec_from_dict
+from ..spec.spec import RunSpec, StudySpec
 from . import plots
 from .contents import ReportContents
 from .plots import DIFFERENCES, Plot, file_name, plots_of, seeds_file
+from .sentences import limitations
 from .tables import Table, is_strong, markdown_text, to_latex, to_markdown
+
+
+def report_study(out: Path) -> Path:
+    """
+    Rewrites summary and report of a study from the results in its folder; raises a `LabError` if there are none.
+
+    The folder may be a card, which has `runs.parquet` in place of the results.
+    """
+    folder = StudyFolder(out)
+    saved, command = folder.read_spec()
+    is_card = not (out / "runs").exists()
+    base = saved.get("base") if isinstance(saved, dict) else None
+    code = base.get("plugins") if isinstance(base, dict) else None
+    with names_code(code):
+        spec = spec_from_dict(saved, folder.path)
+    if is_card:
+        # Its summary and report are rewritten.
+        refuse_damaged(out, "download the card again", only=lambda name: not name.startswith(("summary.", "report/")))
+    else:
+        again = "give the command of the study again, which repeats damaged runs"
+        refuse_damaged(out, again, only=lambda name: name == "spec.yaml" or name.startswith("runs/"))
+    if is_card and (out / RUNS_TABLE).exists():
+        with folder.locked(), damage_named(out):
+            results, notes = read_runs(out)
+            return _write_results(spec, results, notes, folder, StudyProgress(), command)
+    with names_code(code):
+        tuning, runs = runs_of(spec, folder)
+    folder.check_results([*tuning, *runs])
+    if not runs:
+        raise LabError(f"The learning rates of {str(out)!r} are not chosen yet. Resume the study with `lrlab study run`.")
+    if not folder.results(runs):
+        raise no_result(folder)
+    with folder.locked():
+        return write_all(spec, runs, tuning, folder, StudyProgress(), command)
+
+
+def write_all(
+    spec: StudySpec,
+    runs: list[RunSpec],
+    tuning: list[RunSpec],
+    folder: StudyFolder,
+    progress: StudyProgress,
+    command: str,
+) -> Path:
+    """Writes the table of runs, summary and report."""
+    folder.reopen()
+    results = folder.results([*runs, *tuning])
+    notes = notes_on(runs)
+    write_runs(results, notes, folder.path)
+    return _write_results(spec, results, notes, folder, progress, command)
+
+
+def _write_results(
+    spec: StudySpec,
+    results: list[RunResult],
+    notes: dict[str, Any],
+    folder: StudyFolder,
+    progress: StudyProgress,
+    command: str,
+) -> Path:
+    """Writes summary and report from the results of all runs."""
+    compared, tuning = ([result for result in results if result.stage == stage] for stage in ("compare", "tune"))
+    summary = summarise(spec, compared, tuning, notes, progress, command)
+    summary["limitations"] = limitations(results, summary)  # some need more than the table of runs
+    open_manifest(folder.path)  # the summary refers to it
+    write_summary(folder, summary)
+    page = write_report(folder.path, results, summary, progress)
+    folder.write_manifest(results)
+    return page
 
 
 def write_report(
@@ -53,7 +136,7 @@ def _page(contents: ReportContents, made: list[Plot], images: dict[str, tuple[st
     environment.filters["sha256"] = lambda text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return environment.get_template("report.html").render(
         report=contents,
-        citation=CITATION,
+        citation=citation(),
         plots={plot.file: plot for plot in made},
         images=images,
         seeds_file=seeds_file,
@@ -68,7 +151,7 @@ def report_markdown(contents: ReportContents, made: list[Plot], *sections: str) 
     """`report.md`, with links to the plots. `sections` after the answers replace the one with the command."""
     # A fence longer than any in the command.
     own = sections or ("## Command", f"````sh\n{contents.study['command']}\n````")
-    cite = ("## Citation", f"```bibtex\n{CITATION}\n```")
+    cite = ("## Citation", f"```bibtex\n{citation()}\n```")
     return "\n\n".join(filter(None, [*_answers(contents, made), *own, *_details(contents, made), *cite])) + "\n"
 
 
@@ -105,3 +188,75 @@ def _folded(table: Table) -> list[str]:
 
 def _image(plot: Plot) -> str:
     return f"![{markdown_text(plot.alt)}]({plot.file})"
+
+
+# --- the card ----------------------------------------------------------------------------------------------------------
+
+_SIZES = (1_000, 10_000, 100_000, 1_000_000)  # rows, as the Hub counts them
+_TAGS = ("diffusers", "diffusers_lrlab", "learning-rate-schedule", "study")
+_USE = (
+    "`summary.json` holds everything that this card says, `tables/` the tables in LaTeX. "
+    "`diffusers_lrlab.read_study(FOLDER)` reads the runs as a data frame, and `lrlab study report` makes summary and "
+    "tables again from `runs.parquet`, both in a copy of these files."
+)
+_REPEAT = (
+    "No checkout of the project is needed. `spec.yaml` is the specification as it ran: `lrlab study run spec.yaml --out "
+    "DIR` repeats the study even if the preset has changed since."
+)
+
+
+def write_study_card(folder: Path, out: Path) -> Path:
+    """
+    Writes the card of a finished study into a new folder; returns its path. Its example loads from a folder of this name.
+
+    Raises a `LabError` if the study has no report.
+    """
+    study = StudyFolder(folder)
+    spec, _ = study.read_spec()
+    if not ((folder / "report" / "report.md").exists() and (folder / RUNS_TABLE).exists()):
+        raise LabError(f"{str(folder)!r} has no report yet. Write one with `lrlab study report {folder}`.")
+    with atomic_folder(out) as card, damage_named(folder):
+        refuse_damaged(folder, only=lambda name: not name.startswith("runs/"))
+        for path in sorted((folder / "report").glob("*.png")):
+            shutil.copyfile(path, card / path.name)
+        shutil.copytree(folder / "report" / "tables", card / "tables")
+        for name in ("summary.json", "summary.parquet", RUNS_TABLE, "spec.yaml"):
+            shutil.copyfile(folder / name, card / name)
+        summary = json.loads((card / "summary.json").read_text(encoding="utf-8"))
+        # The table lacks samples and some curves, which only the files of the runs have.
+        results = [study.read(run.id) or run for run in read_runs(card)[0]]
+        command = command_of_card(summary["study"]["command"], summary["study"]["name"], is_preset(card))
+        own_data = [shown_path(name) for name in sources(spec["datasets"]) if name not in EMBEDDED_DATASETS]
+        write_text(card / "README.md", _card_text(ReportContents(results, summary), out.resolve().name, command, own_data))
+        write_manifest(card)
+    return out / "README.md"
+
+
+def _card_text(contents: ReportContents, name: str, command: str, own_data: list[str]) -> str:
+    """What a reader needs first, how to load and repeat the study, then all tables and plots."""
+    example = (
+        "```python\n"
+        "from datasets import load_dataset\n\n"
+        f'summary = load_dataset("{name}", split="summary")  # a row for each arm, data set and metric\n'
+        f'runs = load_dataset("{name}", name="runs", split="runs")  # a row for each run\n'
+        "```"
+    )
+    repeat = f"````bash\n{install_command('study')}\n{command}\n````"
+    names = ", ".join(map(markdown_text, own_data))
+    needs = f"It needs data that are not in this folder: {names}. `--dataset_name` names others." if names else ""
+    sections = ("## Use", example, _USE, "## Repeat the study", repeat, _REPEAT, needs)
+    return f"---\n{_front_matter(contents)}\n---\n\n{report_markdown(contents, plots_of(contents), *sections)}"
+
+
+def _front_matter(contents: ReportContents) -> str:
+    """The metadata of a data set of two tables, as the Hub and its viewer read them."""
+    from huggingface_hub import DatasetCardData
+
+    files = {"default": ("summary", "summary.parquet"), "runs": ("runs", RUNS_TABLE)}
+    configs: list[dict[str, Any]] = [
+        {"config_name": name, "data_files": [{"split": split, "path": path}]} for name, (split, path) in files.items()
+    ]
+    num_rows = max(len(contents.results), len(contents.summary["rows"]))
+    size = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M")[sum(num_rows >= size for size in _SIZES)]
+    title = str(contents.study["title"])
+    return str(DatasetCardData(pretty_name=title, size_categories=[size], tags=[*_TAGS], configs=configs).to_yaml())

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...core.words import agreeing, counted
-from ..analysis.findings import CANNOT_TELL, DIFFERENCES, DIVERGED, NEVER, Verdict, percent
 from ..analysis.speedups import has_end, still_falling
 from ..analysis.statistics import FEW_SEEDS
+from ..analysis.summary import CANNOT_TELL, DIFFERENCES, DIVERGED, NEVER, Verdict
 from ..runs.results import RunResult, by_cell
 from ..spec.spec import ARM_NOTES
 from .curves import CURVE_KINDS, compared, curve_of
+from .tables import percent
 
 _MOST_NAMES = 4  # in a sentence
 

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from ...core.registry import markdown_table
+from ...core.words import markdown_table
 from ...evaluation.metrics import better_of, metric_label
-from ..analysis.findings import DIFFERENCES, DIVERGED, NEVER, NONE, Verdict, probability, word_of
 from ..analysis.statistics import LEVEL, PERCENTS
+from ..analysis.summary import DIFFERENCES, DIVERGED, NEVER, Verdict, word_of
 from ..runs.results import RunResult
 
 Row = dict[str, Any]  # of a summary
+NONE = "–"
 
 
 class Table(NamedTuple):
@@ -177,6 +178,24 @@ def cost_table(study: dict[str, Any], results: list[RunResult]) -> Table:
 
 def number(value: float | None, spec: str = ".4g") -> str:
     return NONE if value is None or not math.isfinite(value) else f"{value:{spec}}".replace("-", "−")
+
+
+def percent(value: float) -> str:
+    """A share in percent, to two digits."""
+    width = 100 * abs(value)
+    decimals = min(max(1 - math.floor(math.log10(width)), 0), 6) if width > 0 else 0
+    rounded = round(100 * value, decimals) + 0.0  # no minus before a 0
+    return f"{rounded:.{decimals}f} %".replace("-", "−")
+
+
+def probability(p: float | None) -> str:
+    """A p-value; one below the level of the tests is never rounded up to it."""
+    if p is None:
+        return NONE
+    text = f"{p:.3f}"
+    if p < LEVEL <= float(text):
+        return f"< {LEVEL:g}"
+    return "< 0.001" if p < 0.001 else text
 
 
 def interval(low: float | None, high: float | None) -> str:

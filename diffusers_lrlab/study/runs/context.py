@@ -1,15 +1,19 @@
-"""The context that all runs of a study share: its folder, the device, loaded data, and plans."""
+"""What all runs of a study share: its folder, the device, loaded data and plans, and the progress that it shows."""
 
 import dataclasses
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from tqdm.auto import tqdm
 
-from ...core.environment import describe_environment
-from ...core.errors import LabError, warn
-from ...core.files import remove
+from diffusers_lrlab.core.program import interrupts_raised
+
+from ...core.environment import describe_environment, is_watched
+from ...core.errors import Interrupted, LabError, continued_by
 from ...core.words import agreeing, counted
 from ...data.loading import TrainingData
 from ...training.config import DataConfig
@@ -18,28 +22,19 @@ from ...training.plan import Plan, make_plan
 from ...training.trackers import scalars_of, start_trackers
 from ..kind_settings import settings_of
 from ..spec.spec import RunSpec
-from .precision import check_precision, precision_warning
-from .progress import StudyProgress
 from .results import StudyFolder
 
+T = TypeVar("T")
 _STACK_SIZES = {"cpu": 20, "cuda": 256}  # not measured on a GPU
 
 
 class StudyContext:
-    """
-    Folder, device, progress and data of a study.
+    """Folder, device, progress and data of a study; `stack_size` limits the runs that are computed side by side."""
 
-    `stack_size` limits the runs that are computed side by side; `precision` is a name in `PRECISIONS`. Raises a `LabError`
-    for a precision that this machine lacks.
-    """
-
-    def __init__(self, folder: StudyFolder, stack_size: int | None = None, quiet: bool = False, precision: str = "fp32"):
-        self.folder, self.precision, self.progress = folder, precision, StudyProgress(quiet)
+    def __init__(self, folder: StudyFolder, stack_size: int | None = None, quiet: bool = False):
+        self.folder, self.progress = folder, StudyProgress(quiet)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.stack_size = stack_size or _STACK_SIZES[self.device.type]
-        check_precision(precision, self.device)
-        if not quiet and (warning := precision_warning(precision, self.device)):
-            warn(warning)
         self.meta = describe_environment()
         self._loaded: dict[Any, TrainingData] = {}
 
@@ -69,12 +64,6 @@ class StudyContext:
         _show_in_trackers(self.folder.path, spec, record)
         self.progress.finished(spec)
 
-    def discard(self, *paths: Path) -> None:
-        """Removes checkpoints of finished runs."""
-        for path in paths:
-            if path.exists():
-                remove(path)
-
     def drop_outdated(self, specs: list[RunSpec]) -> None:
         """Removes and logs results whose data have changed."""
         outdated = []
@@ -103,3 +92,61 @@ def _show_in_trackers(study_folder: Path, spec: RunSpec, record: dict[str, Any])
             tracker.log(scalars_of(row), step=update)
         tracker.log({f"results/{name}": value for name, value in run["results"].items()}, step=run["updates_done"])
         tracker.finish()
+
+
+# --- progress and interruptions ----------------------------------------------------------------------------------------
+
+
+class StudyProgress:
+    """The progress bars of a study, over the updates of all runs and over measured runs; `quiet` prints nothing."""
+
+    def __init__(self, quiet: bool = False):
+        self.quiet = quiet
+        self._updates, self._measured = tqdm(disable=True), tqdm(disable=True)  # nothing is shown outside `bar`
+        self._shown: dict[str, Any] = {"disable": quiet, "mininterval": 0.2 if is_watched() else 30}
+
+    def log(self, text: str) -> None:
+        """Prints a line, above the bar if there is one."""
+        if not self.quiet:
+            tqdm.write(text)
+
+    @contextmanager
+    def bar(self, specs: list[RunSpec], description: str) -> Iterator[None]:
+        """Shows the two bars for these runs inside this block."""
+        num_updates = sum(spec.config.max_train_steps or 0 for spec in specs) or None
+        with (
+            tqdm(total=num_updates, desc=description, unit="update", unit_scale=True, **self._shown) as self._updates,
+            tqdm(total=len(specs), desc="measured", unit="run", **self._shown) as self._measured,
+        ):
+            yield
+
+    def steps(self, items: list[T], description: str) -> Iterator[T]:
+        """Yields the items with a progress bar of their own, for work that is not counted in updates."""
+        yield from tqdm(items, description, **self._shown)
+
+    def advance(self, num_updates: int) -> None:
+        self._updates.update(num_updates)
+
+    def finished(self, spec: RunSpec) -> None:
+        """Counts a measured run, and shows which result was written last."""
+        self._measured.update(1)
+        self._updates.set_postfix_str(f"last: {spec.arm} on {spec.dataset}, seed {spec.seed}")
+
+
+class StudyInterrupted(Interrupted):
+    """A study was stopped by SIGINT (Ctrl-C) or SIGTERM and has saved its state."""
+
+    def __init__(self, signal_number: int, folder: Path):
+        super().__init__(signal_number, folder)
+        self.args = (f"Stopped. The same command resumes the study: everything done so far is in {str(folder)!r}.",)
+
+
+@contextmanager
+def stops_explained(folder: Path) -> Iterator[None]:
+    """Turns SIGINT and SIGTERM inside this block into errors that say, as others do, how to resume the study."""
+    try:
+        again = continued_by("give the same command again: finished runs are kept")
+        with again, interrupts_raised(lambda number: StudyInterrupted(number, folder)):
+            yield
+    except Interrupted as interruption:
+        raise StudyInterrupted(interruption.signal_number, folder) from None

@@ -15,9 +15,7 @@ from ...training.results import results_of
 from ...training.run_state import RunState
 from ..spec.spec import RunSpec
 from .context import StudyContext
-from .progress import MEASURED
 
-DRAWN = 0.5  # share of sampling in the progress bar of measuring a run
 _MOST_POINTS = 200
 
 
@@ -28,6 +26,17 @@ class Curves:
         self.num_updates = num_updates
         self._losses: list[tuple[int, float, float, float | None]] = []
         self._quality: list[dict[str, float]] = []
+
+    @classmethod
+    def of_log(cls, rows: list[dict[str, Any]], num_updates: int) -> "Curves":
+        """Those of the rows that a trainer has logged."""
+        curves = cls(num_updates)
+        for row in rows:
+            if "loss" in row:
+                curves.add_loss(row["update"], row["loss"], row["lr"], row.get("beta1"))
+            else:
+                curves.add_quality(row["update"], {key: value for key, value in row.items() if key != "update"})
+        return curves
 
     def add_loss(self, update: int, loss: float, lr: float, beta1: float | None = None) -> None:
         """Adds the mean training loss since the last row, and learning rate and momentum of its last `update`."""
@@ -83,8 +92,12 @@ def record_run(
     `error` is the reason why training ended early, `executor` the way in which the run was computed. The `samples` of
     [`drawing_of`] are generated here if they are not given.
     """
-    sections, error = finish(run, spec, curves, error, samples)
-    study.progress.advance(1 - (DRAWN if samples is not None else 0), MEASURED)
+    sections = {"train": {**_training_of(run), "results": {}}, "curves": curves.to_dict()}
+    if error is None:
+        try:
+            sections = measure(run, spec, curves, samples)
+        except Diverged as reason:
+            error = str(reason)
     about = {name: getattr(spec, name) for name in ("id", "arm", "dataset", "seed", "stage")}
     about |= {
         "learning_rate": spec.config.learning_rate,
@@ -95,18 +108,6 @@ def record_run(
         "ended": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
     study.keep(spec, {"run": about, **sections, "config": spec.fields, "meta": study.meta})
-
-
-def finish(
-    run: RunState, spec: RunSpec, curves: Curves, error: str | None, samples: np.ndarray | None = None
-) -> tuple[dict[str, Any], str | None]:
-    """The sections of a record, and why the run diverged if it did, in training (`error`) or in sampling."""
-    if error is None:
-        try:
-            return measure(run, spec, curves, samples), None
-        except Diverged as reason:
-            error = str(reason)
-    return {"train": {**_training_of(run), "results": {}}, "curves": curves.to_dict()}, error
 
 
 def measure(run: RunState, spec: RunSpec, curves: Curves, samples: np.ndarray | None = None) -> dict[str, Any]:

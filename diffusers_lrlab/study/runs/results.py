@@ -81,32 +81,26 @@ class StudyFolder:
             remove_leftovers(*(self.path / name for name in ("runs", "stacks", "local")))
             yield
 
-    def check_is_study(self, name: str) -> None:
-        """Raises a `LabError` if the folder holds anything but this study."""
+    def check_is_study(self, spec: StudySpec, dataset_names: Sequence[str] = ()) -> None:
+        """
+        Raises a `LabError` if the folder holds anything but this study, or holds it on other data sets, if `--dataset_name`
+        gave these now or then. (A study file with other data sets adds or drops runs.)
+        """
         saved, there = self._saved_spec(), sorted(entry.name for entry in self.path.glob("[!.]*"))
-        if saved is not None and saved["spec"]["name"] == name:
-            return
-        if saved is not None:
-            got = f"that of the study {saved['spec']['name']!r}"
-        elif there or self.path.is_file():
-            got = f"one with {', '.join(there[:3])} and no readable spec.yaml" if there else "a file"
-        else:
-            return
-        wanted = f"a new or empty folder, or that of the study {name!r}"
-        raise must_be("--out", str(self.path), wanted, "give another folder", got=got)
-
-    def check_same_datasets(self, spec: StudySpec, names: Sequence[str]) -> None:
-        """Raises a `LabError` if this study is here on other data sets, and `--dataset_name` gave some, then or now."""
-        saved = self._saved_spec()
-        if saved is None or saved["spec"]["name"] != spec.name or saved["spec"].get("datasets") == spec.datasets:
-            return
-        if not names and "--dataset_name" not in shlex.split(saved["command"]):
-            return  # the file of the study was changed, which adds or drops runs
+        if saved is None or saved["spec"]["name"] != spec.name:
+            if saved is not None:
+                got = f"that of the study {saved['spec']['name']!r}"
+            elif there or self.path.is_file():
+                got = f"one with {', '.join(there[:3])} and no readable spec.yaml" if there else "a file"
+            else:
+                return
+            wanted = f"a new or empty folder, or that of the study {spec.name!r}"
+            raise must_be("--out", str(self.path), wanted, "give another folder", got=got)
         here, now = (", ".join(sources(datasets)) for datasets in (saved["spec"]["datasets"], spec.datasets))
-        raise must_be(
-            "--dataset_name", ",".join(names) or now, f"as in {str(self.path)!r}, which has the study on {here}",
-            "give the same --dataset_name, or another --out", got=now,
-        )  # fmt: skip
+        if here != now and (dataset_names or "--dataset_name" in shlex.split(saved["command"])):
+            wanted = f"as in {str(self.path)!r}, which has the study on {here}"
+            remedy = "give the same --dataset_name, or another --out"
+            raise must_be("--dataset_name", ",".join(dataset_names) or now, wanted, remedy, got=now)
 
     def write_spec(self, spec: StudySpec, command: str, preset: str | None = None) -> None:
         """Writes `spec.yaml`; `preset` is the sum by which [`finished_report`] recognises the study of a preset."""

@@ -14,12 +14,10 @@ from ...data.toy2d import TOY_DATASETS
 from ...evaluation.metrics import METRICS
 from ...models.loading import StartWeights
 from ...training.arguments import parse_options
-from ...training.choices import check_schedule
 from ...training.config import ResolvedConfig, TrainingConfig
 from ...training.kinds import kind_of
 from ...training.model import find_start, given_model_config
-from ...training.resolve import resolve_config
-from ...training.resolve_timesteps import check_timesteps
+from ...training.resolve import check_schedule, check_timesteps, resolve_config
 from ..kind_settings import check_metrics, default_metrics, num_compared_samples, settings_of
 from ..shown_command import PRESETS_FOLDER
 from .spec import ARM_NOTES, PRESETS, Cell, RunSpec, StudySpec, Tuning, extended
@@ -38,7 +36,7 @@ def expand(spec: StudySpec, chosen: dict[Cell, float] | None = None) -> list[Run
         metrics = spec.metrics or default_metrics(config)
         for seed in spec.seeds:
             own = dataclasses.replace(config, learning_rate=rate, seed=seed)
-            runs.append(RunSpec(arm, dataset, seed, "compare", own, metrics, spec.precision, model, given, start))
+            runs.append(RunSpec(arm, dataset, seed, "compare", own, metrics, model, given, start))
     _check_distinct(runs)
     measured = dict.fromkeys(name for run in runs for name in run.metrics)
     if spec.primary_metric and spec.primary_metric not in measured:
@@ -74,7 +72,7 @@ def _tuning_runs(
         for number in numbers[cell]:
             for seed in tune.seeds:
                 own = dataclasses.replace(config, learning_rate=tune.rate(number, config), seed=seed)
-                runs.append(RunSpec(*cell, seed, "tune", own, (tune.metric,), spec.precision, model, given, start))
+                runs.append(RunSpec(*cell, seed, "tune", own, (tune.metric,), model, given, start))
     return runs
 
 

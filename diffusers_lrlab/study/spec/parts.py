@@ -7,7 +7,7 @@ from typing import Any
 from ...core.errors import LabError, did_you_mean, must_be
 from ...core.files import expanded
 from ...core.options import names_where, options_of
-from ...core.ranges import POSITIVE, SEED, Range
+from ...core.values import POSITIVE, SEED, Range
 from ...evaluation.metrics import better_of
 from ...training.config import TrainingConfig
 from .spec import ARM_NOTES, Tuning
@@ -29,8 +29,6 @@ def check_keys(options: Mapping[str, Any], keys: tuple[str, ...], where: str) ->
 def list_of(value: Any, what: str) -> list[Any]:
     """The value as a list; raises a `LabError` for duplicates."""
     values = value if isinstance(value, list) else [value]
-    if len(values) > _MOST_SEEDS:
-        raise must_be(what, values, f"{_MOST_SEEDS:,} at most", "a study is planned in memory", got=f"{len(values):,}")
     for index, one in enumerate(values):
         if one in values[:index]:
             raise LabError(f"{what}: {one!r} is listed twice. Name each once.")

@@ -1,19 +1,23 @@
-"""Reads the specification of a study from a YAML file, a preset or a dict."""
+"""Reads the specification of a study from a YAML file, a preset or a dict, and replaces its data sets by others."""
 
 import dataclasses
 import json
-from os import fspath
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import LabError, did_you_mean, must_be
+from ...core.errors import LabError, did_you_mean, must_be, warn
 from ...core.files import expanded
 from ...core.plugins import load_plugins
-from ...core.ranges import COUNT
-from ...core.registry import markdown_table
-from ...core.words import counted
+from ...core.values import COUNT
+from ...core.words import counted, markdown_table
+from ...data.sources import local_folder
 from ...evaluation.metrics import METRICS
-from ...training.arguments import read_yaml
+from ...training.arguments import parse_options, read_yaml
+from ...training.config import ResolvedConfig
+from ...training.resolve import resolve_config
+from ..kind_settings import data_lacking
 from ..shown_command import PRESETS_FOLDER, preset_names
 from . import parts
 from .expansion import located
@@ -48,7 +52,7 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
     """The keys of a study as a file would have them: numpy numbers, paths and tuples are converted."""
     try:
         return json.loads(
-            json.dumps(options, default=lambda value: value.item() if hasattr(value, "item") else fspath(value))
+            json.dumps(options, default=lambda value: value.item() if hasattr(value, "item") else os.fspath(value))
         )
     except (TypeError, ValueError, RecursionError) as error:
         wanted = "text, numbers, booleans, lists and mappings, as in YAML"
@@ -103,23 +107,81 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
 
 
 # Saved values of keys that were not given.
-_SAVED_AS: dict[str, Any] = {"metrics": [], "primary_metric": "", "tune": None, "speedup_metric": None, "horizons": []}
+_SAVED_AS: dict[str, Any] = {"metrics": [], "primary_metric": "", "tune": None, "speedup_metric": None}
+_SAVED_AS |= {"horizons": [], "precision": "fp32"}  # by version 0.1.0
 _OF_REPORTS = ("claims", "paper")  # keys of version 0.1.0 that change no run
 
 
 def spec_from_dict(saved: dict[str, Any], where: Path) -> StudySpec:
     """The study that [`StudyFolder.write_spec`] saved in the folder `where`; checked like any other, as it may be edited."""
-    if not isinstance(saved, dict) or not {"name", "folder", "precision"} <= {*saved}:
+    if not isinstance(saved, dict) or not {"name", "folder"} <= {*saved}:
         raise LabError(f"{str(where / 'spec.yaml')!r} is not a specification saved by a study. Run the original one again.")
     options = {key: value for key, value in saved.items() if key not in _SAVED_AS or value != _SAVED_AS[key]}
     options = {key: value for key, value in options.items() if key not in _OF_REPORTS}
-    name, folder, precision = (options.pop(key) for key in ("name", "folder", "precision"))
+    name, folder = options.pop("name"), options.pop("folder")
     if isinstance(options.get("base"), dict):  # untrusted code: only --import runs plug-ins
         options["base"] = {key: value for key, value in options["base"].items() if key != "plugins"}
     if isinstance(options.get("tune"), dict):
         options["tune"] = {key: value for key, value in options["tune"].items() if value != []}
-    spec = dataclasses.replace(read_spec(options, str(name), where / str(folder)), precision=str(precision))
+    spec = read_spec(options, str(name), where / str(folder))
     return dataclasses.replace(spec, folder=PRESETS) if folder == PRESETS else spec
+
+
+# --- other data sets: --dataset_name ----------------------------------------------------------------------------------
+
+_FLAG = "--dataset_name"
+
+
+def with_datasets(spec: StudySpec, names: Sequence[str]) -> StudySpec:
+    """
+    A study with these data sets, embedded ones, local folders or Hub ids, in place of its own; the same study for none.
+
+    A local folder starts from the current folder, and is stored relative to the study file, if there is one. Raises a
+    `LabError` for a data set that is unknown or listed twice. Metrics that cannot be measured with these data are left out,
+    with a warning.
+    """
+    if not names:
+        return spec
+    datasets = {
+        short: {"dataset_name": _as_in_file(name, spec.folder)} for short, name in parts.by_short_names(names, _FLAG).items()
+    }
+    configs = [resolve_config(parse_options({"dataset_name": name, "output_dir": "run"}, _FLAG)) for name in names]
+    return dataclasses.replace(_measured(spec, configs), datasets=parts.read_datasets(datasets))
+
+
+def _as_in_file(name: str, folder: str) -> str:
+    """The data set as a study file in `folder` would name it; for a preset, a folder starts from the current one."""
+    if local_folder(name) is None:
+        return name
+    path = expanded(name)
+    if not path.exists():
+        raise must_be(_FLAG, name, "a data set, or a folder that exists", "relative paths start from the current folder")
+    if folder != PRESETS:
+        return os.path.relpath(path, folder)
+    if (PRESETS_FOLDER / path).exists():  # which a relative path would mean
+        return str(path.absolute())
+    return str(path) if path.is_absolute() else f".{os.sep}{path}"  # never taken for a Hub id
+
+
+def _measured(spec: StudySpec, configs: Sequence[ResolvedConfig]) -> StudySpec:
+    """
+    The study without the metrics that cannot be measured with these data, such as a Fréchet distance without features that
+    suit the images. Raises a `LabError` if none is left, or if the learning rates are chosen by one.
+    """
+    asked = [name for name in (*spec.metrics, *((spec.tune.metric,) if spec.tune else ())) if name in METRICS]
+    found = ((name, data_lacking(name, config)) for name in asked for config in configs)
+    reasons = {name: reason for name, reason in found if reason}
+    if not reasons:
+        return spec
+    left = tuple(name for name in spec.metrics if name not in reasons)
+    why = "; ".join(f"{name} {reason}" for name, reason in reasons.items())
+    if not left or spec.tune and spec.tune.metric in reasons:
+        file = (PRESETS_FOLDER if spec.folder == PRESETS else Path(spec.folder)) / f"{spec.name}.yaml"
+        what = "chooses learning rates by it" if left else "has no other metric"
+        raise LabError(f"{why}. {spec.name!r} {what}. Hint: change it in a copy of {str(file)!r}, and run the copy.")
+    warn(f"Left out: {why}. Hint: the study is compared by {', '.join(left)}.")
+    primary = spec.primary_metric if spec.primary_metric in left else left[0]
+    return dataclasses.replace(spec, metrics=left, primary_metric=primary)
 
 
 # --- presets ---------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from ..shown_command import PRESETS as PRESETS
 ARM_NOTES = ("description", "controls")  # keys of an arm that are not training options
 SPEEDUP = "speedup"  # as a metric: how many times as fast an arm reaches a quality
 Cell = tuple[str, str]  # an arm and a data set, as a cell of the design
-_FORMAT = 1  # of result files; part of the digest of a run
+_FORMAT, _PRECISION = 1, "fp32"  # of result files, and of products; parts of the digest of a run
 
 
 def controlled(arms: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
@@ -61,7 +61,6 @@ class StudySpec:
     tune: Tuning | None = None
     evaluation_points: int = 20  # validations over a run
     speedup_metric: str | None = None  # the validation loss that speed-ups are measured by
-    precision: str = "fp32"  # a name in `PRECISIONS`
     folder: str = "."  # base of relative paths in the options; `PRESETS` for presets of the package
 
     def to_dict(self) -> dict[str, Any]:
@@ -83,7 +82,6 @@ class RunSpec:
     stage: str  # "tune" if it only serves to choose a learning rate, else "compare"
     config: ResolvedConfig = field(repr=False)
     metrics: tuple[str, ...] = field(repr=False)
-    precision: str = field(default="fp32", repr=False)
     model: dict[str, Any] | None = field(default=None, repr=False)  # configuration of the model, if one is given
     given: dict[str, Any] = field(default_factory=dict, repr=False)
     start: StartWeights | None = field(default=None, repr=False)  # the weights that the model starts from
@@ -108,7 +106,7 @@ class RunSpec:
         if self.model is not None:
             fields["model_config_name_or_path"] = self.model
         stage = [] if self.stage == "compare" else [self.stage]
-        text = json.dumps([_FORMAT, fields, sorted(self.metrics), self.precision, *stage], sort_keys=True)
+        text = json.dumps([_FORMAT, fields, sorted(self.metrics), _PRECISION, *stage], sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
     @property

@@ -15,7 +15,7 @@ from ...objective.objective import Objective
 from ...timesteps.bands import scaled_lr
 from ...training.config import TrainingConfig
 from ...training.plan import Plan
-from ...training.resolve_timesteps import objective_spec
+from ...training.resolve import objective_spec
 from ...training.run_state import RunState
 from ..runs.measure import Curves
 
@@ -56,7 +56,7 @@ class Member:
         """Compares the learning rate and the momentum of the next step with what is expected."""
         self.catch_up()
         with scaled_lr(self.run.optimizer, self.run.lr_factor):
-            self.run.check_schedules()
+            self.run.check_rates()
 
     def take_step(self, gradients: list[torch.Tensor]) -> None:
         """A step of the optimizer at the rates of this update."""

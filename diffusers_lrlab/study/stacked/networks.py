@@ -92,9 +92,9 @@ def clip(gradients: Sequence[torch.Tensor], max_norms: torch.Tensor) -> torch.Te
     return norms
 
 
-def draw_together(runs: list[tuple[Member, RunSpec]], drawn: dict[str, np.ndarray]) -> Iterator[float]:
+def draw_together(runs: list[tuple[Member, RunSpec]], drawn: dict[str, np.ndarray]) -> Iterator[bool]:
     """
-    Generates the samples of all runs into `drawn`, by run id, and yields each step's share of the work.
+    Generates the samples of all runs into `drawn`, by run id, and yields `True` after each step.
 
     They equal the samples of each run's own pipeline up to the rounding of batched products.
     """
@@ -103,18 +103,16 @@ def draw_together(runs: list[tuple[Member, RunSpec]], drawn: dict[str, np.ndarra
         drawing = drawing_of(member.run, spec)
         if drawing is not None and drawing.num <= member.run.kind.sampling_batch:  # else the run samples by itself, in parts
             alike.setdefault((drawing.num, drawing.num_steps), []).append((member, spec.id, drawing))
-    whole = sum(drawing.num * drawing.num_steps for some in alike.values() for *_, drawing in some)
     for some in alike.values():
         started = time.perf_counter()
         members, run_ids, drawings = zip(*some, strict=True)
-        share = sum(drawing.num for drawing in drawings) / whole
-        samples = yield from _sample(members, drawings, share)
+        samples = yield from _sample(members, drawings)
         drawn.update(zip(run_ids, samples, strict=True))
         for member in members:
             member.run.sampling_seconds = (time.perf_counter() - started) / len(some)
 
 
-def _sample(members: Sequence[Member], drawings: Sequence[Drawing], share: float) -> Generator[float, None, np.ndarray]:
+def _sample(members: Sequence[Member], drawings: Sequence[Drawing]) -> Generator[bool, None, np.ndarray]:
     parameters = stack_parameters(_averaged(member) for member in members)
     model, like = members[0].run.model, parameters[0]
     num, num_steps, *_ = drawings[0]
@@ -129,7 +127,7 @@ def _sample(members: Sequence[Member], drawings: Sequence[Drawing], share: float
         with torch.no_grad():
             prediction = _predict(model, parameters, scaled_input(scheduler, points, timestep), timestep)
             points = scheduler.step(prediction, timestep, points, **arguments).prev_sample
-        yield share
+        yield True
     return points.float().cpu().numpy()
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from ...averaging.averages import averages_itself
-from ...objective.process import check_first, check_shape
 from .member import Inputs, Member, draws_of
 from .networks import clip, own_parameters, predict, stack_parameters
 from .steps import AVERAGING, LR, StackedAverages, batched_kind, batched_optimizers, rates_of
@@ -132,10 +131,6 @@ class Stack:
         noisy = process.add_noise(*flat).view_as(points)
         leaves = [values.detach().requires_grad_() for values in self.weights]
         prediction = predict(self.members[0].run.model, leaves, noisy, process.model_time(timesteps))
-        check_shape(self.members[0].run.model, prediction, points)
-        if self.update == 0:
-            for member, own, its_input in zip(self.members, prediction, noisy, strict=True):
-                check_first(member.run.model, own, its_input)
         losses = process.prediction_losses(prediction.flatten(0, 1), *flat).view(len(points), -1)
         means = (losses if weights is None else losses * weights).mean(1)
         gradients = torch.autograd.grad(means.sum(), leaves)
@@ -208,7 +203,6 @@ class Stack:
                 flat = (points[:, part].flatten(0, 1), noise[:, part].flatten(0, 1), timesteps[:, part].flatten())
                 noisy = process.add_noise(*flat).unflatten(0, (len(members), -1))
                 prediction = predict(members[0].run.model, parameters, noisy, process.model_time(timesteps[:, part]))
-                check_shape(members[0].run.model, prediction, points[:, part])
                 own = process.prediction_losses(prediction.flatten(0, 1), *flat)
                 losses.append(own.view(len(members), -1))
             found.append(torch.cat(losses, 1).double().cpu().numpy().mean(1).tolist())

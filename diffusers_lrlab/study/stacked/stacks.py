@@ -24,9 +24,8 @@ from ...training.kinds import kind_of
 from ...training.model import model_class_of
 from ...training.stopping import InterruptGuard
 from ..kind_settings import settings_of
-from ..runs.context import StudyContext
-from ..runs.measure import DRAWN, record_run
-from ..runs.progress import MEASURED, StudyInterrupted, StudyProgress
+from ..runs.context import StudyContext, StudyInterrupted
+from ..runs.measure import record_run
 from ..spec.spec import RunSpec
 from .member import Member
 from .networks import draw_together
@@ -182,9 +181,10 @@ def _run_stack(specs: list[RunSpec], study: StudyContext, threads: WorkerThreads
 
     _train(stacks, save, study)
     save()
-    drawn = _draw([(members[spec.id], spec) for spec in together], threads, study.progress)
+    drawn = _draw([(members[spec.id], spec) for spec in together], threads)
     threads.map(finish, together)
-    study.discard(*saved())
+    for path in saved():
+        remove(path)
 
 
 def _find_saved(study: StudyContext, specs: list[RunSpec]) -> tuple[list[RunSpec], dict[str, dict[str, Any]], str]:
@@ -219,15 +219,14 @@ def _find_saved(study: StudyContext, specs: list[RunSpec]) -> tuple[list[RunSpec
     return together, found, started
 
 
-def _draw(runs: list[tuple[Member, RunSpec]], threads: WorkerThreads, progress: StudyProgress) -> dict[str, np.ndarray]:
+def _draw(runs: list[tuple[Member, RunSpec]], threads: WorkerThreads) -> dict[str, np.ndarray]:
     """Samples of the runs that have not diverged, by run id, computed step by step in a group per thread."""
     runs = [(member, spec) for member, spec in runs if member.error is None]
     drawn: dict[str, np.ndarray] = {}
     groups = [group for start in range(threads.num_threads) if (group := runs[start :: threads.num_threads])]
     steps = [draw_together(group, drawn) for group in groups]
-    while any(shares := threads.map(lambda step: next(step, 0.0), steps)):
-        num_drawn = sum(share * len(group) for share, group in zip(shares, groups, strict=True))
-        progress.advance(DRAWN * num_drawn, MEASURED)
+    while any(threads.map(lambda step: next(step, False), steps)):
+        pass  # signals are handled between steps
     return drawn
 
 

@@ -1,22 +1,31 @@
-"""Images: a `UNet2DModel` in diffusers' own `DDPMPipeline`, or in a pipeline that takes class labels."""
+"""Images, and latents of images: a `UNet2DModel`, in diffusers' own `DDPMPipeline` or in a pipeline of this package."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...core.errors import LabError, must_be
+from ...core.errors import LabError, is_first_process, must_be
+from ...core.options import defaults_of
 from ...core.registry import Entry
 from ...core.words import counted
 from ...data.image_sets import check_resolution as check_size
 from ...data.image_sets import image_set
-from ...data.latents import known_shape
+from ...data.latents import (
+    LatentsRecord,
+    Source,
+    identity_of,
+    known_shape,
+    latents_folder,
+    load_autoencoder,
+    read_latents_record,
+)
 from ...data.toy2d import TOY_DATASETS
 from ...evaluation.registry import measures_samples
 from ...models.networks import check_resolution, default_down_blocks, default_unet_config
 from ..config import ResolvedConfig, TrainingConfig
-from .base import KINDS, DataKind
+from . import KINDS, DataKind
 
 if TYPE_CHECKING:
     import torch
@@ -47,15 +56,14 @@ class Images(DataKind):
     """Images of one size, and the UNet of diffusers' example for them."""
 
     name = form = "images"
-    results = "diffusers_lrlab.training.results.images:ImageResults"
+    results = "diffusers_lrlab.training.results:ImageResults"
     model = "diffusers:UNet2DModel"
     pipeline = "diffusers:DDPMPipeline"
     component = "unet"
     sampling_batch = 250
     is_bounded = True
     has_neighbours = True
-    # By the argument of a UNet that they decide; empty if the data alone decide it.
-    shape_options: ClassVar[dict[str, str]] = {
+    shape_options = {
         "in_channels": "--image_channels",
         "out_channels": "--image_channels",
         "sample_size": "--resolution",
@@ -102,18 +110,12 @@ class Images(DataKind):
         return load_image_data(config, config.seed, config.layout(num_processes))
 
     def check_model_config(self, config: ResolvedConfig, given: dict[str, Any] | None) -> dict[str, Any] | None:
-        channels, size = known_shape(config) or config.image_shape
+        _, size = known_shape(config) or config.image_shape
         blocks = default_down_blocks(size) if given is None else given["block_out_channels"]
         check_resolution(size, len(blocks), self.shape_options.get("sample_size", f"the size of the {self.name}"))
         if given is None:
             return None
         check_embeddings(config, given)
-        fitting = {"in_channels": (channels,), "out_channels": (channels,), "sample_size": (None, size, [size] * 2)}
-        for key, allowed in fitting.items():
-            if given[key] not in allowed:
-                other = f"{self.shape_options[key]} {given[key]}" if self.shape_options else f"other {self.name}"
-                wanted, of = f"{allowed[0] or size}, as the {self.name} have", f"the model {config.given_model!r}"
-                raise must_be(key, given[key], wanted, f"give {other}, or another model", of=of)
         return {**given, "sample_size": size}
 
     def data_arguments(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
@@ -149,3 +151,63 @@ def check_embeddings(config: ResolvedConfig, given: dict[str, Any]) -> None:
     if num is None or (wanted is not None and num != wanted):
         number = "the number of classes" if wanted is None else str(wanted)
         raise must_be("num_class_embeds", num, number, EMBEDDINGS_HINT, of=f"the model {name!r}")
+
+
+# Options of other sources, and those whose values are the ones of the encoded images.
+_NO_EFFECT = ("dataset_config_name", "dataset_split", "streaming", "in_memory_limit_mb")
+_OF_IMAGES = ("resolution", "image_channels", "label_column")
+
+
+@KINDS.register(
+    "latents", description="latents of images, by a UNet2DModel; made by `lrlab data encode`", source="diffusers"
+)
+class Latents(Images):
+    """Latents of images, drawn from mean and variance; samples are decoded."""
+
+    name = "latents"
+    results = "diffusers_lrlab.training.results:LatentResults"
+    pipeline = "diffusers_lrlab.pipelines.image:ImagePipeline"
+    is_bounded = False
+    shape_options = {}
+
+    def defaults(self, config: TrainingConfig) -> dict[str, Any]:
+        usual, name = defaults_of(TrainingConfig), config.train_data_dir or config.dataset_name
+        if latents_folder(config) is None:
+            wanted = "left out for data that are not a folder of latents"
+            raise must_be("--data_kind", "latents", wanted, "lrlab data encode makes one", got=f"{name}")
+        record, hint = self.record(config), "these images were encoded without it; see lrlab data encode --help"
+        allowed = {option: getattr(record, option) for option in _OF_IMAGES}
+        for option in (*_NO_EFFECT, *_OF_IMAGES):
+            given, value = getattr(config, option), allowed.get(option)
+            if given not in (usual[option], value):
+                wanted = f"{'left out' if value is None else repr(value)} for the latents in {name!r}"
+                raise must_be(f"--{option}", given, wanted, hint)
+        of_images = {"resolution": record.resolution, "image_channels": record.image_channels}
+        return self.defaults_of_set(config, image_set(record.dataset)) | of_images
+
+    def record(self, config: TrainingConfig) -> LatentsRecord:
+        return read_latents_record(config.train_data_dir or config.dataset_name or "")
+
+    def load_data(self, config: ResolvedConfig, num_processes: int) -> TrainingData:
+        from ...data.latent_data import load_latent_data
+
+        data = load_latent_data(config, config.seed, config.layout(num_processes))
+        if is_first_process():
+            self._check_autoencoder(config)
+        return data
+
+    def _check_autoencoder(self, config: ResolvedConfig) -> None:
+        """Raises a `LabError` if samples would be decoded by another autoencoder than encoded the latents."""
+        record = self.record(config)
+        name, found = record.autoencoder["name_or_path"], identity_of(self._autoencoder(config))
+        if any(getattr(record, key) != value for key, value in found.items()):
+            hint, got = "encode the images again, or put the former one back", "other weights or another scaling_factor"
+            raise must_be("the autoencoder", name, "the one that encoded these latents", hint, got=got)
+
+    def pipeline_parts(self, config: ResolvedConfig) -> dict[str, Any]:
+        """The source of an autoencoder of the Hub is saved in place of its weights; others do not have a local folder."""
+        source = self.record(config).autoencoder
+        return {"vae": self._autoencoder(config)} | ({"vae_source": source} if source["revision"] else {})
+
+    def _autoencoder(self, config: ResolvedConfig) -> Any:
+        return load_autoencoder(Source(**self.record(config).autoencoder), config.cache_dir)

@@ -9,13 +9,13 @@ import numpy as np
 from ...core.errors import must_be
 from ...data.image_sets import IMAGE_DATASETS
 from ..config import ResolvedConfig, TrainingConfig
-from .base import KINDS, DataKind
+from . import KINDS, DataKind
 
 if TYPE_CHECKING:
     import torch
 
-    from ...data.layout import BatchLayout
     from ...data.loading import TrainingData
+    from ...data.options import BatchLayout
 
 _DEFAULTS: dict[str, Any] = {
     "max_train_steps": 10_000,
@@ -35,7 +35,7 @@ class Points(DataKind):
     """Points of any dimension, which are not scaled."""
 
     name = form = "points"
-    results = "diffusers_lrlab.training.results.points:PointResults"
+    results = "diffusers_lrlab.training.results:PointResults"
     model = "diffusers_lrlab.models.mlp_denoiser:MLPDenoiser"
     pipeline = "diffusers_lrlab.pipelines.point_ddpm:PointDDPMPipeline"
     component = "denoiser"

@@ -77,12 +77,6 @@ def test_it_resumes(tmp_path, bare):
     assert "the average of 8 updates" in stderr
 
 
-def test_one_average_without_snapshots(tmp_path):
-    stderr = launch(SCRIPT, f"--output_dir={tmp_path}", options=["--ema=posthoc:snapshots=4"], expect=2)
-    assert "--ema 'posthoc:snapshots=4': must be an average that needs no snapshots, got" in stderr
-    assert [*tmp_path.iterdir()] == []
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "arguments", "processes"),
@@ -118,7 +112,7 @@ def test_weights_that_a_hook_leaves_to_accelerate_or_drops(tmp_path, hook, proce
     assert f"Load it with safetensors.torch.load_file({str(folder / 'model.safetensors')!r}), or {by_names}." in stderr
 
 
-def test_a_script_that_fails_after_its_last_update(tmp_path):
+def test_a_script_that_fails_after_its_last_update_or_never_ends_its_training(tmp_path):
     """The average is written by then; if a script stops before, its state is in the last checkpoint."""
     arguments = [f"--output_dir={tmp_path}", "--fail_at_end"]
     options = ["--ema=constant", "--num_updates=9"]
@@ -129,6 +123,10 @@ def test_a_script_that_fails_after_its_last_update(tmp_path):
     options = ["--ema=constant", "--lr_scheduler=rex"]  # another schedule counts the same updates
     stderr = launch(SCRIPT, *arguments, options=options, expect=1)
     assert f"the average of 8 updates is in {tmp_path / 'lrlab' / 'ema'}. Load it with" in stderr
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.read_text().replace("    accelerator.end_training()\n", ""))
+    assert launch_here(script, f"--output_dir={tmp_path}", options=["--ema=warmup_power", "--num_updates=9"]) == 0
+    assert same(trained(tmp_path / "lrlab" / "ema" / "model"), of(load_file(tmp_path / "beside.safetensors"), "ema"))
 
 
 def test_a_hook_that_fails_at_the_end(tmp_path):
@@ -141,14 +139,6 @@ def test_a_hook_that_fails_at_the_end(tmp_path):
     text = "--ema: the script's hook for checkpoints failed (division by zero), so only average.safetensors is written."
     assert said == [text]
     assert [path.name for path in (tmp_path / "lrlab" / "ema").iterdir()] == ["average.safetensors"]
-
-
-def test_a_script_that_does_not_end_its_training(tmp_path):
-    """The average is written after its last line."""
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT.read_text().replace("    accelerator.end_training()\n", ""))
-    assert launch_here(script, f"--output_dir={tmp_path}", options=["--ema=warmup_power", "--strict"]) == 0
-    assert same(trained(tmp_path / "lrlab" / "ema" / "model"), of(load_file(tmp_path / "beside.safetensors"), "ema"))
 
 
 @pytest.mark.slow
@@ -170,7 +160,7 @@ class Saves(torch.nn.Linear):
         torch.save(self.state_dict(), Path(folder) / "weights.pt")
 
 
-def prepared(folder, *models, spec="constant:decay=0.5", optimizer=None, loader=None, **arguments):
+def prepared(folder, *models, spec="constant:decay=0.5", optimizer=None, **arguments):
     """A hook on a script that has prepared these models, what was said, and the accelerator of its own."""
     said = []
     accelerator = SimpleNamespace(
@@ -192,11 +182,11 @@ def prepared(folder, *models, spec="constant:decay=0.5", optimizer=None, loader=
     host.models, host.accelerator = list(models), accelerator
     host.optimizer = optimizer or torch.optim.SGD(torch.nn.Linear(1, 1).parameters())
     host.arguments = {"output_dir": str(folder), **arguments}
-    host.training_loader = loader
     script = HostScript(str(SCRIPT))
     script._calls.pop("register_save_state_pre_hook")
     hook = EMAHook(script, SimpleNamespace(run=host, counts=False, count_updates=lambda: None), spec)
-    hook._begin()
+    hook.install()
+    host.on_prepared[0]()
     return hook, said
 
 
@@ -220,8 +210,8 @@ REFUSED = {
 def test_what_cannot_be_averaged_is_refused_before_training(tmp_path, name):
     model, arguments, reason = REFUSED[name]
     hook, said = prepared(tmp_path, model, **arguments)
-    assert [text.startswith(f"--ema: {reason}") for text in said] == [True]
-    hook._step()
+    assert [text.startswith(f"--ema constant: {reason}") for text in said] == [True]
+    hook.run.on_update[0]()
     hook._finish()
     assert (hook.num_seen, hook.report(), [*tmp_path.iterdir()]) == (0, "", [])
     with pytest.raises(LabError, match=r"keeps an EMA itself \(--use_ema\)"):
@@ -251,10 +241,9 @@ def test_by_hand(tmp_path):
     assert model.weight.item() == values[-1]
 
 
-def test_a_half_life_knows_the_images_of_an_update(tmp_path):
-    """Two micro-batches of 8, by the script's loader."""
-    model, loader = Saves(1, 1), SimpleNamespace(total_batch_size=8)
-    hook, _ = prepared(tmp_path, model, spec="half_life:images=40,rampup=1e9", loader=loader, train_batch_size=8)
+def test_a_half_life_in_images(tmp_path):
+    model, spec = Saves(1, 1), "half_life:images=40,rampup=1e9,images_per_update=16"
+    hook, _ = prepared(tmp_path, model, spec=spec)
     expected, decay = None, 0.5 ** (16 / 40)
     for value in (1.0, 5.0, -2.0):
         with torch.no_grad():
@@ -264,13 +253,13 @@ def test_a_half_life_knows_the_images_of_an_update(tmp_path):
     with hook.average.swapped_in():
         assert model.weight.item() == pytest.approx(expected)
     hook._save_state(None, None, str(tmp_path / "checkpoint"))
-    again, said = prepared(tmp_path, model, spec="half_life:images=40,rampup=1e9", loader=loader, train_batch_size=8)
+    again, said = prepared(tmp_path, model, spec=spec)
     again._load_state(None, str(tmp_path / "checkpoint"))
     assert (again.num_seen, said, again._metadata()) == (3, [], hook._metadata())
-    unknown = SimpleNamespace(total_batch_size=1)  # of a dataset that yields batches
-    hook, _ = prepared(tmp_path, model, spec="half_life", loader=unknown, train_batch_size=8)
-    with pytest.raises(LabError, match="--ema half_life counts images, and .* Add images_per_update=N to it"):
-        hook._step()
+    with pytest.raises(LabError, match="--ema 'posthoc:snapshots=4': must be an average that needs no snapshots, got"):
+        prepared(tmp_path, model, spec="posthoc:snapshots=4")
+    with pytest.raises(LabError, match="--ema 'half_life': must be an average with images_per_update, .* Hint: the batch"):
+        prepared(tmp_path, model, spec="half_life")
 
 
 def test_averages_of_something_else_and_damaged_ones(tmp_path):

@@ -15,6 +15,7 @@ from diffusers_lrlab.core.streams import stream_generator
 from diffusers_lrlab.diagnostics.timestep_log import TimestepLog
 from diffusers_lrlab.diffusers_plugin.hooks.log import LogHook
 from diffusers_lrlab.diffusers_plugin.hooks.losses import LossFeedback
+from diffusers_lrlab.diffusers_plugin.host.run import HostRun
 
 # --- weights ---------------------------------------------------------------------------------------------------------
 
@@ -197,12 +198,13 @@ def test_the_log_of_a_script_that_fails_after_its_last_update(tmp_path, updates,
 
 
 def test_a_log_of_other_images_or_without_a_folder_is_refused_once():
-    said = []
-    run = SimpleNamespace(arguments={}, refuse=lambda option, reason: said.append(f"{option}: {reason}"))
-    losses = SimpleNamespace(timesteps=SimpleNamespace(num_seen=0), on_losses=[])
+    said, run = [], HostRun()
+    run.refuse = lambda option, reason: said.append(f"{option}: {reason}")
+    losses = SimpleNamespace(timesteps=SimpleNamespace(num_seen=0, on_timesteps=[]), on_losses=[])
     hook = LogHook(SimpleNamespace(run=run), losses)
-    hook._at_timesteps(0)
-    hook._at_timesteps(1)
+    hook.install()
+    for update in range(2):
+        losses.timesteps.on_timesteps[0](update)
     assert said == ["--log_timesteps: it has no --output_dir for the log; give it one, or remove the option"]
     hook = LogHook(SimpleNamespace(run=run), losses)
     hook.log = TimestepLog(10, 1000)

@@ -1,48 +1,8 @@
-"""What is known of a third-party script while it runs: its option for a schedule, its images and its updates."""
+"""What is known of a third-party script while it runs: its option for a schedule, and its updates."""
 
 from types import SimpleNamespace
 
-import pytest
-from tables import cases
-
-from diffusers_lrlab import LabError
 from diffusers_lrlab.diffusers_plugin.host.run import HostRun, _widened
-
-
-def run_of(size, processes=1, accumulation=1, **arguments):
-    run = HostRun()
-    run.arguments = arguments
-    run.accelerator = SimpleNamespace(num_processes=processes, gradient_accumulation_steps=accumulation)
-    run.training_loader = SimpleNamespace(total_batch_size=size)
-    return run
-
-
-@cases(
-    ("run", "images"),
-    [
-        (run_of(32, 2, 4, train_batch_size=16), 128),
-        (run_of(16, 2, train_batch_size=16), 16),  # split_batches
-        (run_of(8, train_batch_size=8, gradient_accumulation_steps=4), 32),  # a script that accumulates by itself
-        (run_of(1, accumulation=4, train_batch_size=1), 4),
-        (run_of(12), 12),  # a script without such an argument
-    ],
-)
-def test_images_of_an_update(run, images):
-    assert run.images_per_update("--ema half_life") == images
-
-
-@cases(
-    "run",
-    [
-        run_of(1, train_batch_size=4),  # sd-scripts: its dataset yields batches
-        run_of(2, 2),
-        run_of(None, train_batch_size=4),  # a batch sampler of its own
-        HostRun(),  # data that are prepared without accelerate
-    ],
-)
-def test_images_that_are_not_known(run):
-    with pytest.raises(LabError, match=r"--optimizer adamw counts images, and .* Add images_per_update=N to it"):
-        run.images_per_update("--optimizer adamw")
 
 
 def test_epochs_of_sd_scripts_come_before_its_steps():
