@@ -15,6 +15,7 @@ from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.options import DataConfig
 from diffusers_lrlab.optimizers.build import check_installed
+from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.kinds import kind_of
 from diffusers_lrlab.training.model import given_model_config
@@ -129,7 +130,7 @@ def peak_of(call, folder):
 def is_installed(optimizer):
     """Whether the package of an optimizer of the registry is there."""
     try:
-        check_installed(optimizer)
+        check_installed(OPTIMIZERS[optimizer])
     except LabError:
         return False
     return True

@@ -11,7 +11,7 @@ from ..core.environment import require_version
 from ..core.errors import LabError
 from ..core.plugins import FAILURES
 from ..core.registry import Entry
-from ..core.spec import resolve_spec
+from ..core.spec import choose
 from ..core.values import checked
 from ..core.words import counted
 from .entries import OPTIMIZERS
@@ -51,10 +51,10 @@ def get_optimizer(
             as `beta2_half_life` and `tau`.
         **kwargs: The optimizer's own parameters.
     """
-    name, resolved = resolve_spec(name, kwargs, OPTIMIZERS)
-    check_installed(name)
-    entry = OPTIMIZERS[name]
-    resolved = per_update(entry, resolved, lr, images_per_update)
+    choice = choose(name, kwargs, OPTIMIZERS)
+    entry = choice.entry
+    check_installed(entry)
+    resolved = per_update(entry, choice.kwargs, lr, images_per_update)
     groups = [_with_a_list(each, "named" in entry.traits) for each in params]
     if entry.is_foreign:
         _check_step(entry, lr, resolved)
@@ -135,20 +135,20 @@ def tried_optimizer(
     """
     import torch
 
-    lists = {each.name for each in OPTIMIZERS[name].parameters if each.kind is list}
-    given = {key: value for key, value in kwargs.items() if "named" not in OPTIMIZERS[name].traits or key not in lists}
+    entry = OPTIMIZERS[name]
+    lists = {each.name for each in entry.parameters if each.kind is list and "named" in entry.traits}
+    given = {key: value for key, value in kwargs.items() if key not in lists}
     return get_optimizer(
         name, [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes], lr, **{IMAGES.name: images_per_update, **given}
     )
 
 
-def check_installed(name: str) -> None:
-    facts = OPTIMIZERS[name].facts
-    if "torch" in facts:
-        require_version(f"The optimizer {name!r}", "torch", facts["torch"])
-    package = facts.get("package")
+def check_installed(entry: Entry) -> None:
+    if "torch" in entry.facts:
+        require_version(f"The optimizer {entry.name!r}", "torch", entry.facts["torch"])
+    package = entry.facts.get("package")
     if package and importlib.util.find_spec(package.replace("-", "_")) is None:
-        raise LabError(f"The optimizer {name!r} needs the package {package!r}: pip install {package}.")
+        raise LabError(f"The optimizer {entry.name!r} needs the package {package!r}: pip install {package}.")
 
 
 def optimizer_state_bytes(optimizer: Optimizer) -> int:

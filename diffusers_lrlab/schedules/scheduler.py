@@ -206,14 +206,6 @@ def build(
     return CurveLR(optimizer, schedule, warmup, total, last_epoch)
 
 
-def build_all(
-    schedule: Schedule, optimizer: Optimizer, num_warmup_steps: float, num_training_steps: int | None
-) -> list[LRScheduler]:
-    """One scheduler, or two if the learning rate follows a metric and the momentum the clock."""
-    parts = schedule.parts if schedule.momentum and schedule.follows_metric else (schedule,)
-    return [build(part, optimizer, num_warmup_steps, num_training_steps) for part in parts]
-
-
 # --- `get_NAME_schedule`, generated from the registrations -----------------------------------------------------------
 
 

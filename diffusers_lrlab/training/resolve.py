@@ -11,8 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from diffusers_lrlab.schedules.schedule import resolve_kwargs
-
 from ..averaging.forms import EMAForm
 from ..core.errors import LabError, must_be
 from ..core.errors import given as as_given
@@ -26,7 +24,7 @@ from ..objective.process import NoiseProcess, make_process
 from ..optimizers.build import check_installed
 from ..schedules.expected import resolve_length
 from ..schedules.momentum import momentum_groups, read_momentum
-from ..schedules.schedule import Schedule
+from ..schedules.schedule import with_floor
 from .combinations import check_combinations, check_source
 from .config import ResolvedConfig, TrainingConfig, complete_options
 from .kinds import kind_of
@@ -85,7 +83,7 @@ def _resolve_optimizer(config: TrainingConfig) -> dict[str, Any]:
     """Name and parameters, with the defaults of the kind of data; Adam-like optimizers take flags of diffusers' script."""
     choice = _choice(config, "optimizer")
     kwargs = _with_flags(config, "optimizer", choice, ADAM_OPTIONS, takes="adam" in choice.entry.traits)
-    check_installed(choice.name)
+    check_installed(choice.entry)
     replaced = {key for key in ADAM_OPTIONS for other in choice.entry.replacing(key) if kwargs.get(other) is not None}
     taken = {key: flag for key, flag in ADAM_OPTIONS.items() if "adam" in choice.entry.traits and key not in replaced}
     kwargs = {key: getattr(config, flag) for key, flag in taken.items()} | kwargs
@@ -139,7 +137,7 @@ def _resolve_lr_schedule(config: TrainingConfig) -> dict[str, Any]:
         warmup = warmup or 0
     elif warmup is None:
         warmup = 0 if "rises" in choice.entry.traits else 0.05
-    kwargs = resolve_kwargs(choice.entry, choice.given)
+    kwargs = with_floor(choice.entry, choice.kwargs)
     return {"lr_scheduler": choice.name, "lr_scheduler_kwargs": kwargs, "lr_warmup_steps": warmup}
 
 
@@ -291,9 +289,9 @@ def check_schedule(config: ResolvedConfig) -> None:
     if schedule.momentum_schedule is not None:
         momentum_groups(optimizer, *schedule.momentum_schedule)
     if schedule.follows_metric:
-        build(Schedule(schedule.name, schedule.kwargs), optimizer, warmup, length)
-        schedule = Schedule(None, {}, schedule.momentum, schedule.momentum_kwargs)
+        followed, schedule = schedule.parts
+        build(followed, optimizer, warmup, length)
     lr, _ = schedule.at(Progress(0, length, warmup), peak, read_momentum(optimizer.param_groups[0]))
     if not lr >= 0:
-        entry = schedule.entry
+        entry = schedule.entries[0]
         raise LabError(f"{entry.title} gives a learning rate of {lr:g} at update 0; use 0 or more.{entry.where}")

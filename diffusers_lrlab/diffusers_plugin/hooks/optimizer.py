@@ -55,7 +55,7 @@ class OptimizerHook:
     def __init__(self, script: HostScript, run: HostRun, spec: str):
         self.script, self.run = script, run
         self.name, self.kwargs = merge_spec(spec, None, OPTIMIZERS)
-        check_installed(self.name)
+        check_installed(OPTIMIZERS[self.name])
         per_update(OPTIMIZERS[self.name], self.kwargs, 1.0, None)  # settings in images need those of an update
         if "averages" in OPTIMIZERS[self.name].traits:
             raise LabError(
