@@ -4,7 +4,7 @@ Choices on the command line, error texts, tables in the docs and parametrised te
 """
 
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, ValuesView
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -196,6 +196,9 @@ class Registry(Mapping[str, Entry]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
+
+    def values(self) -> ValuesView[Entry]:
+        return self._entries.values()
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -18,7 +18,6 @@ from ..core.values import Range
 from ..data.sources import local_folder
 from ..objective.noise import NOISES
 from ..optimizers.entries import OPTIMIZERS
-from ..schedules.registries import SCHEDULERS
 from ..timesteps.bands import band_edges
 from ..timesteps.registries import TIMESTEP_SAMPLERS
 from .config import ResolvedConfig, TrainingConfig
@@ -91,7 +90,7 @@ def check_floor(config: ResolvedConfig, peak: float) -> None:
 
 def _check_schedule(config: ResolvedConfig) -> None:
     """Warm-up, validation, momentum and averages that a schedule or an optimizer rules out."""
-    name, traits, warmup = config.lr_scheduler, SCHEDULERS[config.lr_scheduler].traits, config.lr_warmup_steps
+    name, traits, warmup = config.lr_scheduler, config.schedule.traits, config.lr_warmup_steps
     if "no_warmup" in traits and warmup:
         use = "; use --lr_scheduler constant_with_warmup" if name == "constant" else ". Leave it out"
         raise LabError(f"--lr_warmup_steps {warmup:g} has no effect on {name!r}, which has no warm-up{use}.")
