@@ -135,22 +135,6 @@ def test_means_move_by_the_decay_and_only_with_enough_losses():
         assert sampler.state.means.item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_saved_state_continues_to_the_same_bits():
-    spec = "infonoise:num_bins=8,warmup_updates=3,refresh_every=2,min_count=2"
-    whole, first, second = (get_timestep_sampler(spec, 50) for _ in range(3))
-    generator = torch.Generator().manual_seed(0)
-    batches = [(torch.randint(0, 50, (64,), generator=generator), torch.rand(64, generator=generator)) for _ in range(12)]
-    for update, batch in enumerate(batches):
-        whole.observe(*batch)
-        (first if update < 5 else second).observe(*batch)
-        if update == 4:
-            second.load_state_dict(first.state_dict())
-    assert whole.probabilities(0).equal(second.probabilities(0))
-    assert not whole.probabilities(0).equal(first.probabilities(0))
-    for name, value in whole.state_dict().items():
-        assert value.equal(second.state_dict()[name]), name
-
-
 @cases("before", ["clts", "uniform:draw=stratified", "no_such"])
 def test_the_density_before_is_one_that_stays(before):
     with pytest.raises(LabError, match="before=.* of 'infonoise': must be|no_such"):

@@ -134,14 +134,6 @@ def test_one_draw_in_each_part_of_the_density():
         assert (lower < parts + 1 / 64 + 1e-9).all()
 
 
-def test_its_means_vary_far_less():
-    def variance(name):
-        sampler, generator = make(name), seeded()
-        return torch.stack([(sampler.sample(64, 0, generator) / 100).cos().mean() for _ in range(500)]).var()
-
-    assert variance("stratified") < variance("uniform") / 50
-
-
 def test_places_have_nothing_to_do_with_timesteps():
     sampler, generator = make("stratified"), seeded()
     means = torch.stack([sampler.sample(8, 0, generator) for _ in range(4000)]).double().mean(dim=0)
