@@ -159,11 +159,17 @@ def by_integral(density):
     return np.array([integrate.quad(density, t / 50, (t + 1) / 50)[0] for t in range(50)])
 
 
-def by_nearest(values, centres):
-    """Share of the values that lie nearest to each of rising centres, without those outside of their range."""
+def by_nearest(cdf, centres):
+    """Probability of the values that lie nearest to each of rising centres, without those outside of their range."""
     middles = (centres[1:] + centres[:-1]) / 2
     edges = np.concatenate([[2 * centres[0] - middles[0]], middles, [2 * centres[-1] - middles[-1]]])
-    return np.histogram(values, edges)[0] / ((values > edges[0]) & (values < edges[-1])).sum()
+    mass = np.diff(cdf(edges))
+    return mass / mass.sum()
+
+
+def quarter_and_rest(x):
+    """The distribution function of a quarter between -3 and -2, and the rest between -2 and -1."""
+    return np.interp(x, [-3, -2, -1], [0, 0.25, 1])
 
 
 def mode_density(scale, num=2_000_000):
@@ -171,11 +177,7 @@ def mode_density(scale, num=2_000_000):
     return np.histogram(1 - u - scale * (np.cos(np.pi * u / 2) ** 2 - 1 + u), 50, (0, 1))[0] / num
 
 
-NORMAL = np.random.default_rng(0).standard_normal(2_000_000)
-BY_PARTS = np.random.default_rng(0).choice([-2.5, -1.5], 2_000_000, p=[0.25, 0.75]) + np.random.default_rng(1).uniform(
-    -0.5, 0.5, 2_000_000
-)
-LAPLACE = np.random.default_rng(0).laplace(size=2_000_000)
+LOG_SIGMA = -0.5 * np.log(LEVELS.snr)
 GAUSSIAN = stats.norm.pdf(np.arange(50) / 50, 0.3, 0.3)
 # What the density should be and how exactly it is known.
 EXPECTED = {
@@ -187,9 +189,12 @@ EXPECTED = {
     "cosine_map": (by_integral(lambda u: 2 / (np.pi - 2 * np.pi * u + 2 * np.pi * u**2)), 1e-5),
     "truncated_normal:mean=0.2": (stats.norm.pdf(CENTRE, 0.2, 0.25) / stats.norm.pdf(CENTRE, 0.2, 0.25).sum(), 1e-12),
     "beta:alpha=0.85": (np.diff(stats.beta.cdf(np.arange(51) / 50, 0.85, 1)), 1e-12),
-    "edm_log_normal": (by_nearest(-1.2 + 1.2 * NORMAL, -0.5 * np.log(LEVELS.snr)), 1e-3),
-    "laplace:mean=2": (by_nearest(2 + 0.5 * LAPLACE, np.log(LEVELS.snr)[::-1])[::-1], 1e-3),
-    "piecewise:densities=[1|3],low=-3,high=-1": (by_nearest(BY_PARTS, -0.5 * np.log(LEVELS.snr)), 1e-3),
+    "edm_log_normal": (by_nearest(stats.norm(-1.2, 1.2).cdf, LOG_SIGMA), 1e-12),
+    "laplace:mean=2": (by_nearest(stats.laplace(2, 0.5).cdf, -2 * LOG_SIGMA[::-1])[::-1], 1e-12),
+    "piecewise:densities=[1|3],low=-3,high=-1": (
+        by_nearest(lambda x: np.interp(x, [-3, -2, -1], [0, 0.25, 1]), LOG_SIGMA),
+        1e-12,
+    ),
     "speed": (np.array([1.3157894736842106] * 35 + [0.2631578947368421] * 15) / 50, 1e-12),
     "speed:k=2": (np.array([2.0] * 35 + [1.0] * 15) / 85, 1e-12),
     "range:low=0.1,high=0.5": (np.array([0] * 5 + [1 / 20] * 20 + [0] * 25), 1e-15),
