@@ -1,6 +1,7 @@
 """The options of the objective."""
 
 import pytest
+from tables import cases
 
 from diffusers_lrlab import LabError, TrainingConfig
 from diffusers_lrlab.core.registry import Parameter
@@ -42,21 +43,18 @@ def test_flags_and_spec_strings_are_parameters_of_one_objective(arguments, expec
     assert resolve_config(config) == config
 
 
-@pytest.mark.parametrize(
+@cases(
     ("options", "message"),
     [
-        (
-            {"objective": "ddpm:num_steps=50", "ddpm_num_steps": 60},
-            "'num_steps' .* is given twice: as --ddpm_num_steps 60 and as num_steps=50",
-        ),
-        ({"objective": "other", "ddpm_num_steps": 60}, "--ddpm_num_steps 60 has no effect on --objective other"),
-        (
-            {"num_inference_steps": 60, "objective": "other:num_steps=50"},
-            r"60: must be at most 50, the timesteps, got 60. Hint: num_steps of --objective",
-        ),
+        ({"objective": "ddpm:num_steps=50", "ddpm_num_steps": 60}, "twice: as --ddpm_num_steps 60 and as num_steps=50"),
+        ({"objective": "flow_matching", "ddpm_num_steps": 60}, "--ddpm_num_steps 60 has no effect on --objective flow_mat"),
+        ({"num_inference_steps": 60, "objective": "ddpm:num_steps=50"}, "must be at most 50, the timesteps, got 60"),
+        ({"objective": "flow_matching:shift=0"}, r"shift=0 of 'flow_matching': must be a number in \(0, 1000\]"),
+        ({"objective": "flow_matching:shift=3,base_resolution=4"}, "base_resolution=4 .* left out beside shift=3"),
+        ({"objective": "flow_matching:base_resolution=4", "dataset_name": "moons"}, "beside data without a resolution"),
     ],
 )
-def test_contradictions_are_refused(other, options, message):
+def test_contradictions_are_refused(options, message):
     with pytest.raises(LabError, match=message):
         resolve_config(TrainingConfig(**options))
 
