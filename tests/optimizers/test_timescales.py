@@ -101,8 +101,8 @@ def test_learning_rates_for_other_batches(rule, batch, factor):
 def test_every_rule_that_can_be_asked_for_is_known():
     for rule in typing.get_args(typing.get_type_hints(TrainingConfig)["scale_lr"]):
         assert scaled_learning_rate(1e-4, rule, 64) == 1e-4
-    assert (scaling_warning(rule, OPTIMIZERS["adamw"]) is not None) == (rule == "linear")
-    assert scaling_warning(rule, OPTIMIZERS["sgd"]) is None
+        assert (scaling_warning(rule, OPTIMIZERS["adamw"]) is not None) == (rule == "linear")
+        assert scaling_warning(rule, OPTIMIZERS["sgd"]) is None
 
 
 # --- optimizers -------------------------------------------------------------------------------------------------------
