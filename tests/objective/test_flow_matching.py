@@ -20,15 +20,10 @@ from diffusers_lrlab.training.trainer import Trainer
 SHIFTS = [1.0, 3.0, 0.5]
 
 
-def sigma_of(timesteps, num_steps, shift):
-    """In float32, as diffusers has it."""
-    tau = (timesteps + 1).float() / num_steps
-    return shift * tau / (1 + (shift - 1) * tau)
-
-
 def plain_losses(model, data, noise, timesteps, num_steps, shift):
-    """The formulas, without the package."""
-    sigma = sigma_of(timesteps, num_steps, shift)
+    """The formulas, without the package; sigma in float32, as diffusers has it."""
+    tau = (timesteps + 1).float() / num_steps
+    sigma = shift * tau / (1 + (shift - 1) * tau)
     noisy = (1 - sigma[:, None]) * data + sigma[:, None] * noise
     error = model(noisy, sigma * num_steps).sample - (noise - data)
     return error.square().mean(1)
@@ -77,7 +72,7 @@ def test_a_run_is_a_plain_loop_over_the_same_data_noise_and_timesteps(tmp_path, 
 
 
 @cases("shift", SHIFTS)
-@cases("num_steps", [1, 2, 20, 1000])
+@cases("num_steps", [1, 2, 1000])
 def test_noise_and_time_are_those_of_the_scheduler_turned_over(num_steps, shift):
     process = make_process("flow_matching", num_steps=num_steps, shift=shift, is_bounded=False)
     scheduler = FlowMatchEulerDiscreteScheduler(num_steps, shift=shift)
@@ -104,7 +99,7 @@ def test_times_between_timesteps_have_the_sigma_that_is_there(shift):
     torch.testing.assert_close(between[0], expected)
 
 
-@cases("timestep", [0, 10, 18, 19])
+@cases("timestep", [0, 10, 19])
 @cases("shape", [(3,), (1, 4, 4)])
 def test_a_perfect_prediction_has_no_loss_and_implies_the_noise(timestep, shape):
     process = make_process("flow_matching", num_steps=20, shift=3.0, is_bounded=False)

@@ -11,10 +11,9 @@ from diffusers import DDPMPipeline, DiffusionPipeline, FlowMatchEulerDiscreteSch
 from runs import TINY_UNET, read_metrics, read_record
 from safetensors.torch import load_file
 
-from diffusers_lrlab import MLPDenoiser, PointDDPMPipeline, TrainingConfig, find_lr
+from diffusers_lrlab import MLPDenoiser, PointDDPMPipeline, TrainingConfig
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.run.train import train
 from diffusers_lrlab.study.runs.context import StudyContext
 from diffusers_lrlab.study.runs.results import StudyFolder
@@ -88,7 +87,6 @@ def study_of(tiny):
         "other": {"lr_scheduler": "rex"},
     }
     base = {name: value for name, value in tiny.items() if name not in ("dataset_name", "eval_batch_size")}
-    base |= {"learning_rate": 1e-3}
     keys = {"base": base, "arms": arms, "datasets": ["line"], "seeds": 1, "metrics": ["energy_distance", "exact_kl"]}
     return load_spec({"title": "Objectives", **keys, "evaluation_points": 2})
 
@@ -96,16 +94,6 @@ def study_of(tiny):
 def test_a_stack_has_one_objective(tiny, tmp_path):
     stacks = split_into_stacks(expand(study_of(tiny)), StudyContext(StudyFolder(tmp_path / "study"), 8))
     assert [[run.arm for run in stack] for stack in stacks] == [["ddpm", "other"], ["flow"], ["shifted"]]
-
-
-# --- what is around a run ---------------------------------------------------------------------------------------------
-
-
-def test_its_rate_is_found(tiny, tmp_path):
-    config = TrainingConfig(**tiny, objective="flow_matching", output_dir=str(tmp_path / "run"))
-    result = find_lr(config, FinderConfig(num_updates=24, repeats=2))
-    assert len(result.sweeps) == 2
-    assert all(np.isfinite(sweep.losses[:3]).all() for sweep in result.sweeps)
 
 
 @pytest.mark.slow
@@ -124,18 +112,10 @@ def test_images_are_a_pipeline_of_diffusers_alone(tmp_path):
     assert pipeline(batch_size=2, num_inference_steps=3, output_type="np").images.shape == (2, 8, 8, 1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "shown"),
-    [
-        (["--objective=flow_matching", "--loss_weighting=sigma_sqrt"], "1e+06"),
-        (["--objective=ddpm:num_steps=50", "--loss_weighting=min_snr"], "49"),
-    ],
-)
-def test_previews_are_of_an_objective_and_refuse_what_it_decides(capsys, arguments, shown):
-    assert main(["preview", *arguments]) == 0
-    assert shown in capsys.readouterr().out
-    given = ["--objective=flow_matching", "--loss_weighting=p2", "--prediction_type=epsilon"]
-    assert main(["preview", *given]) == 2
+def test_previews_are_of_an_objective_and_refuse_what_it_decides(capsys):
+    assert main(["preview", "--objective=flow_matching", "--loss_weighting=sigma_sqrt"]) == 0
+    assert "1e+06" in capsys.readouterr().out
+    assert main(["preview", "--objective=flow_matching", "--loss_weighting=p2", "--prediction_type=epsilon"]) == 2
     assert "must be left out beside --objective flow_matching" in capsys.readouterr().err
 
 

@@ -12,24 +12,14 @@ from diffusers_lrlab.training.resolve import resolve_config
 DEFAULTS = {"beta_schedule": "linear", "prediction_type": "epsilon", "num_steps": 1000}
 
 
-@pytest.fixture
-def other():
-    parameters = (Parameter("shift", float, 1.0, "shift", "(0, inf)"),)
-    with OBJECTIVES.temporarily():
-        OBJECTIVES.register("other", description="", source="", parameters=parameters)("nowhere:Nothing")
-        yield
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         ([], {}),
         (["--objective=ddpm:num_steps=50", "--ddpm_num_steps=50"], {"num_steps": 50}),
         (["--objective_kwargs", '{"beta_schedule": "sigmoid"}'], {"beta_schedule": "sigmoid"}),
-        (
-            ["--ddpm_beta_schedule=sigmoid", "--prediction_type=sample"],
-            {"beta_schedule": "sigmoid", "prediction_type": "sample"},
-        ),
+        (["--ddpm_beta_schedule=sigmoid"], {"beta_schedule": "sigmoid"}),
+        (["--prediction_type=sample"], {"prediction_type": "sample"}),
         (["--dataset_name=moons", "--objective=ddpm:num_steps=7"], {"num_steps": 7}),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, list) else "",
@@ -59,8 +49,11 @@ def test_contradictions_are_refused(options, message):
         resolve_config(TrainingConfig(**options))
 
 
-def test_another_objective_has_the_timesteps_of_the_kind_of_data_and_a_folder_of_its_own(other):
-    config = resolve_config(TrainingConfig(objective="other:shift=2", dataset_name="moons"))
+def test_another_objective_has_the_timesteps_of_the_kind_of_data_and_a_folder_of_its_own():
+    parameters = (Parameter("shift", float, 1.0, "shift", "(0, inf)"),)
+    with OBJECTIVES.temporarily():
+        OBJECTIVES.register("other", description="", source="", parameters=parameters)("nowhere:Nothing")
+        config = resolve_config(TrainingConfig(objective="other:shift=2", dataset_name="moons"))
     assert (config.objective, config.objective_kwargs) == ("other", {"shift": 2.0, "num_steps": 100})
     assert config.output_dir == "other-moons"
     assert parse_arguments(["--ddpm-num-inference-steps=7"], "").num_inference_steps == 7
