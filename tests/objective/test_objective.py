@@ -5,12 +5,10 @@ from itertools import cycle
 import pytest
 import torch
 from diffusers import DDPMScheduler
-from schedule_rows import CountSyncs
 from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.data.options import BatchLayout
-from diffusers_lrlab.diagnostics.timestep_log import TimestepLog
 from diffusers_lrlab.objective.noise import NOISES, register_noise
 from diffusers_lrlab.objective.objective import Objective
 from diffusers_lrlab.objective.processes import DDPM
@@ -19,6 +17,7 @@ from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPL
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.resolve import objective_spec, resolve_config
 
+INFONOISE = "infonoise:num_bins=3,warmup_updates=2,refresh_every=1,min_count=1,ema_decay=0.0"
 IMAGES = torch.linspace(-1, 1, 8 * 16).view(8, 1, 4, 4)
 
 
@@ -81,73 +80,20 @@ def test_rates_per_timestep_multiply_what_is_there(form, weighting):
     assert after.equal(before * factors)
 
 
-@cases("sampler", TIMESTEP_SAMPLERS)
-@cases("weighting", ["none", "min_snr", "learned_log_variance"])
-def test_nothing_is_read_off_the_device_inside_an_update(sampler, weighting):
-    objective = make_objective(timestep_sampler=sampler, loss_weighting=weighting)
-    log = TimestepLog(10, 20)
-    for update in range(3):
-        with CountSyncs() as syncs:
-            timesteps = objective.draw(update)
-            objective.weights(timesteps, update)
-            losses = torch.rand(8)
-            log.add(timesteps, losses)
-            # Adam keeps its count on the CPU and reads it there, so it is left out.
-            objective.sampler.observe(timesteps, losses)
-        assert syncs.count == 0
-        objective.observe(timesteps, losses)
-
-
-# --- InfoNoise as a run has it ---------------------------------------------------------------------------------------------
-
-INFONOISE = "infonoise:num_bins=3,warmup_updates=2,refresh_every=1,min_count=1"
-
-
-def losses_of(timesteps, update):
-    return (0.1 + timesteps / 20) * (1 + 0.3 * torch.sin(timesteps * (update + 1.0)))
-
-
 @cases("weighting", ["none", "p2", "learned_log_variance"])
 @cases("objective", ["ddpm:num_steps=20", "flow_matching:num_steps=20,shift=3"])
 def test_infonoise_gets_the_error_of_the_data_whatever_weighs_it(objective, weighting):
     """The means of its bins are those of the plain losses over the weight that the prediction's error has on the data's."""
-    options = {"objective": objective, "loss_weighting": weighting, "timestep_sampler": INFONOISE + ",ema_decay=0.0"}
+    options = {"objective": objective, "loss_weighting": weighting, "timestep_sampler": INFONOISE}
     spec = objective_spec(resolve_config(TrainingConfig(max_train_steps=10, **options)))
     process = spec.make_process()
     made = Objective.of(spec, process, BatchLayout(20), 10, torch.device("cpu"), gather=None)
     everything = torch.arange(19)  # without pure noise, whose SNR may be 0
     for update in range(3):
-        losses = losses_of(everything, update)
+        losses = (0.1 + everything / 20) * (1 + 0.3 * torch.sin(everything * (update + 1.0)))
         made.observe(everything, losses)
         snr = torch.from_numpy(process.levels.snr)[:19]
         errors = losses / (snr if objective.startswith("ddpm") else (1 + snr.sqrt()) ** 2)
         bins = made.sampler.state.bins[:19]
         expected = torch.stack([errors[bins == number].mean() for number in range(3)])
         torch.testing.assert_close(made.sampler.state.means, expected, rtol=1e-5, atol=0)
-
-
-def test_infonoise_is_the_same_in_two_processes_and_after_a_resume():
-    options = {"timestep_sampler": INFONOISE, "loss_weighting": "p2"}
-    everything: list[torch.Tensor] = []
-    whole = make_objective(BatchLayout(8), **options)
-    ranks = [make_objective(BatchLayout(2, accumulation=2, num_processes=2, rank=rank), **options) for rank in range(2)]
-    resumed = make_objective(BatchLayout(8), **options)
-    for rank in ranks:
-        rank.gather = lambda _: torch.cat(everything)
-    for update in range(9):
-        timesteps = whole.draw(update)
-        losses = losses_of(timesteps, update)
-        everything[:] = [torch.cat([losses[part.start : part.stop] for part in each.layout.positions()]) for each in ranks]
-        for rank, own in zip(ranks, everything, strict=True):
-            assert rank.draw(update).equal(timesteps)
-            rank.observe(timesteps, own)
-        whole.observe(timesteps, losses)
-        if update > 4:
-            assert resumed.draw(update).equal(timesteps)
-            resumed.observe(timesteps, losses)
-        elif update == 4:
-            resumed.load_state_dict(whole.state_dict())
-    assert whole.sampler.state.is_adapted
-    for other in (*ranks, resumed):
-        for name, value in whole.state_dict().items():
-            assert value.equal(other.state_dict()[name]), name

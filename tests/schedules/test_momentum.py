@@ -35,19 +35,11 @@ def demon(beta, p):
 
 # --- formulas --------------------------------------------------------------------------------------------------------
 
-# Progress, momentum and learning rate over its peak.
-VECTORS = [
-    (0.9, [0, 0.1, 0.5, 0.9, 1], [0.9, 0.890110, 0.818182, 0.473684, 0], [1, 0.91, 0.55, 0.19, 0.1]),
-    (0.99, [0.25, 0.5, 0.75, 1], [0.98671, 0.98020, 0.96117, 0], [0.7525, 0.505, 0.2575, 0.01]),
-]
 
-
-@cases(("beta", "progress", "betas", "factors"), VECTORS)
-def test_mdlrc_has_the_tabulated_values(beta, progress, betas, factors):
-    scheduler = get_scheduler("mdlrc", adamw(beta), 10, 110)
-    lrs, momenta = scheduler.values(10 + np.rint(100 * np.array(progress)).astype(int))
-    np.testing.assert_allclose(momenta, betas, atol=6e-6)
-    close(lrs, BASE * np.array(factors))
+def test_mdlrc_has_the_tabulated_values():
+    lrs, momenta = get_scheduler("mdlrc", adamw(0.9), 10, 110).values(np.array([10, 20, 60, 100, 110]))
+    np.testing.assert_allclose(momenta, [0.9, 0.890110, 0.818182, 0.473684, 0], atol=6e-6)
+    close(lrs, BASE * np.array([1, 0.91, 0.55, 0.19, 0.1]))
 
 
 def clocks():
