@@ -133,7 +133,6 @@ def test_what_is_not_hidden():
     assert others["embeddings"] == ["time_embedding.linear_1.weight", "time_embedding.linear_2.weight"]
     assert all(name.endswith("time_emb_proj.weight") for name in others["modulation"])
     others = others_of(dit())
-    assert others["first and last layers"] == ["proj_out_1.weight", "proj_out_2.weight"]
     assert {name.split(".")[-2] for name in others["embeddings"]} == {"proj", "linear_1", "linear_2", "embedding_table"}
     assert others["modulation"] == [f"transformer_blocks.{block}.norm1.linear.weight" for block in (0, 1)]
 

@@ -19,11 +19,10 @@ from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.resolve import check_schedule, resolve_config
 
 
-def make_model(size=64):
+def make_model():
     torch.manual_seed(0)
-    return torch.nn.Sequential(
-        torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), torch.nn.Linear(4 * 6 * 6, size), torch.nn.Linear(size, size)
-    )
+    layers = torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), torch.nn.Linear(4 * 6 * 6, 64), torch.nn.Linear(64, 64)
+    return torch.nn.Sequential(*layers)
 
 
 def do_steps(model, optimizer, num_steps, seed=0):
@@ -112,7 +111,10 @@ def test_a_missing_package_is_an_error_with_the_pip_line(name, monkeypatch):
         ({"lr_scheduler": "mdlrc", "momentum_scheduler": "demon"}, "sets the momentum, and so does"),
         ({"lr_scheduler": "adaptive", "momentum_scheduler": "mdlrc"}, "--momentum_scheduler demon beside it"),
         ({"optimizer": "sgd:momentum=0", "lr_scheduler": "demon"}, "needs an optimizer with momentum"),
-        ({"optimizer": "lion", "lr_scheduler": "mdlrc"}, "cannot drive Lion"),
+        (
+            {"optimizer": "lion", "lr_scheduler": "mdlrc"},
+            "cannot drive Lion: its beta1 weighs the gradient against its running mean",
+        ),
         ({"lr_scheduler": "cosine:warmup_type=cosine", "lr_warmup_steps": 0}, "has no effect without warm-up"),
         ({"lr_scheduler": "cosine:min_lr=1"}, "min_lr=1 of 'cosine' is above --learning_rate"),
     ],
