@@ -55,23 +55,16 @@ def files_of(folder):
     return {path for path in paths if not path.startswith(".git/") and "__pycache__" not in path and "egg-info" not in path}
 
 
-def test_the_wheel_leaves_nothing_out(source, built):
+def test_the_sdist_and_the_wheel_leave_nothing_out(source, built):
+    assert files_of(source) - built[0] == set()
     code = {path for path in built[1] if ".dist-info/" not in path}
     assert code == {f"diffusers_lrlab/{path}" for path in files_of(source / "diffusers_lrlab")}
     assert "diffusers_lrlab/py.typed" in code
     assert any(path.endswith(".dist-info/licenses/LICENSE") for path in built[1])
 
 
-def test_the_sdist_leaves_nothing_out(source, built):
-    assert files_of(source) - built[0] == set()
-
-
 def test_the_version_is_said_once(built):
     (metadata,) = (path for path in built[1] if path.endswith(".dist-info/METADATA"))
     assert metadata == f"diffusers_lrlab-{diffusers_lrlab.__version__}.dist-info/METADATA"
-    said = [
-        path
-        for path in ("pyproject.toml", "CITATION.cff", "mkdocs.yml")
-        if diffusers_lrlab.__version__ in (ROOT / path).read_text()
-    ]
-    assert said == []
+    for path in ("pyproject.toml", "CITATION.cff", "mkdocs.yml"):
+        assert diffusers_lrlab.__version__ not in (ROOT / path).read_text(), path

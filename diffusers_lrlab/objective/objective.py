@@ -114,9 +114,8 @@ class Objective:
 
     def weights(self, timesteps: torch.Tensor, update: int) -> torch.Tensor | None:
         """Factors on the losses of these timesteps, float32; `None` if there are none."""
-        parts = [self._weights(timesteps), self.sampler.loss_weights(timesteps, update)]
-        found = [part for part in parts if part is not None]
-        return None if not found else found[0] if len(found) == 1 else found[0] * found[1]
+        own, of_density = self._weights(timesteps), self.sampler.loss_weights(timesteps, update)
+        return of_density if own is None else own if of_density is None else own * of_density
 
     def _weights(self, timesteps: torch.Tensor) -> torch.Tensor | None:
         """The factors that belong to the objective itself, without those that make up for the density."""

@@ -47,16 +47,11 @@ def layers_of(
     named: Sequence[tuple[str | None, Any]], hidden: Sequence[str] = (), adamw: Sequence[str] = (), chunks: bool = True
 ) -> list[Layer]:
     """
-    The roles of parameters, of which Muon takes those that are [`HIDDEN`].
+    The roles of parameters, of which Muon takes those that are [`HIDDEN`]; only their shapes are read.
 
     Parameters outside of a model's numbered blocks belong to its first and last layers; where none is outside, or all are,
-    the first and the last matrix do. Without names, all matrices are hidden.
-
-    Args:
-        named (`Sequence` of pairs): Names and parameters, of which only the shapes are read.
-        hidden (`Sequence[str]`): Patterns of names that are hidden, whatever their layers are.
-        adamw (`Sequence[str]`): Patterns of names that are not, before those of `hidden`.
-        chunks (`bool`): Whether fused projections have several blocks.
+    the first and the last matrix do. Without names, all matrices are hidden. Patterns of names in `hidden` are, whatever
+    their layers are, and those in `adamw`, which come first, are not. With `chunks`, fused projections have several blocks.
 
     Raises a `LabError` for a pattern without a match, and if nothing is hidden.
     """

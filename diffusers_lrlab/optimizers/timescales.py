@@ -81,16 +81,10 @@ def per_update(
     entry: Entry, kwargs: Mapping[str, Any], learning_rate: float, images_per_update: int | None
 ) -> dict[str, Any]:
     """
-    Parameters of an optimizer with `beta2` and `weight_decay` in place of those that count images.
+    The resolved parameters of an optimizer with `beta2` and `weight_decay` in place of those that count images. Their own
+    `images_per_update` precedes the argument; `learning_rate` is the peak of the schedule.
 
-    Args:
-        entry (`Entry`): The optimizer.
-        kwargs (`Mapping`): Its parameters, resolved. Their own `images_per_update` precedes the argument.
-        learning_rate (`float`): The peak of the schedule.
-        images_per_update (`int`, *optional*): Over all micro-batches and processes.
-
-    Raises:
-        LabError: If the images of an update are unknown, and for a `tau` of less than an update.
+    Raises a `LabError` if the images of an update are unknown, and for a `tau` of less than an update.
     """
     found, name = dict(kwargs), entry.name
     if IMAGES not in entry.parameters:

@@ -13,7 +13,7 @@ from ..core.registry import Parameter
 from ..core.spec import choose
 from ..core.words import counted
 from .registries import METRIC_MODE, NO_SHAPE, SCHEDULERS, half_cosine
-from .schedule import Schedule, resolve_schedule
+from .schedule import Schedule, with_floor
 
 
 @SCHEDULERS.register(
@@ -136,13 +136,13 @@ def _parts_of(specs: tuple[str, ...]) -> tuple[Schedule, ...]:
     """
     parts = []
     for spec in specs:
-        part, choice = resolve_schedule(spec), choose(spec, None, SCHEDULERS)
-        entry, given = choice.entry, choice.given
+        choice = choose(spec, None, SCHEDULERS)
+        part, entry = Schedule(choice.name, with_floor(choice.entry, choice.kwargs)), choice.entry
         if part.follows_metric or part.sets_momentum:
             why = "follows a metric" if part.follows_metric else "also sets the momentum"
             raise LabError(f"join cannot take {spec!r}, which {why}: take schedules of the rate and the clock alone.")
         meaning = {parameter.name: parameter.same_as or parameter.name for parameter in (*entry.parameters, *entry.common)}
-        for key in (meaning[key] for key in given if meaning[key] in _OF_WHOLE):
+        for key in (meaning[key] for key in choice.given if meaning[key] in _OF_WHOLE):
             remedy = "min_lr_ratio there, or min_lr to the join" if key == "min_lr" else "it to the join"
             raise LabError(f"join cannot take {key} inside {spec!r}: give {remedy}.")
         parts.append(replace(part, kwargs=part.kwargs | {"min_lr": None}) if "min_lr" in part.kwargs else part)

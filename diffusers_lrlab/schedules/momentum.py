@@ -154,10 +154,10 @@ def momentum_groups(optimizer: Any, schedule: Entry, kwargs: Mapping[str, Any]) 
     for group in groups:
         # Momentum of a resumed optimizer may have decayed to 0.
         if not group.get("initial_momentum", read_momentum(group)):
-            remedy = "use one that has it, such as AdamW"
-            if (key := _key(group)) is not None:
-                remedy = f"give it one, such as {'beta1' if key == 'betas' else key}=0.9"
-            raise LabError(f"A momentum schedule needs an optimizer with momentum, and this {driven} has none: {remedy}.")
+            raise LabError(
+                f"A momentum schedule needs an optimizer with momentum, and this {driven} has none: give it one, such as "
+                f"{'momentum' if _key(group) == 'momentum' else 'beta1'}=0.9, or use AdamW."
+            )
     if "compensates" not in schedule.traits:
         return groups
     if "Muon" in driven:
@@ -171,27 +171,26 @@ def momentum_groups(optimizer: Any, schedule: Entry, kwargs: Mapping[str, Any]) 
     if asked != form:
         raise LabError(
             f"{schedule.name!r} with momentum_form={asked!r} does not suit {driven}, whose momentum has the form {form!r}: "
-            f"the compensation would have the wrong sign. Give momentum_form={form}"
-            + (", which raises the rate while the momentum falls." if form == "heavy_ball" else ".")
+            f"the compensation would have the wrong sign. Give momentum_form={form}."
         )
     return groups
 
 
-def _key(group: dict[str, Any]) -> str | None:
-    return next((key for key in ("betas", "beta1", "momentum") if key in group), None)
+def _key(group: dict[str, Any]) -> str:
+    """The key of the momentum in a parameter group; an empty string if it has none."""
+    return next((key for key in ("betas", "beta1", "momentum") if key in group), "")
+
+
+def _held_momentum(group: dict[str, Any]) -> Any:
+    """The momentum of a parameter group as a number or a tensor; `None` if it has none."""
+    key = _key(group)
+    return group["betas"][0] if key == "betas" else group.get(key)
 
 
 def read_momentum(group: dict[str, Any]) -> float | None:
     """The momentum of a parameter group; `None` if it has none."""
     value = _held_momentum(group)
     return None if value is None else float(value)
-
-
-def _held_momentum(group: dict[str, Any]) -> Any:
-    """The momentum of a parameter group as a number or a tensor."""
-    if (key := _key(group)) is None:
-        return None
-    return group["betas"][0] if key == "betas" else group[key]
 
 
 def rounding_of(groups: Sequence[dict[str, Any]]) -> float:
@@ -226,9 +225,8 @@ def write_lrs(groups: list[dict[str, Any]], lrs: Sequence[Any]) -> None:
 
 
 def write_momentum(group: dict[str, Any], value: float) -> None:
-    if "betas" in group:
+    if (key := _key(group)) == "betas":
         first, *others = group["betas"]
         group["betas"] = (_written(first, value), *others)
     else:
-        key = "beta1" if "beta1" in group else "momentum"
         group[key] = _written(group[key], value)

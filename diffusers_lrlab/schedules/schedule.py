@@ -5,7 +5,7 @@
 A shape is a pure function of the clock, registered in `SCHEDULERS`; warm-up, peak and floor are common to all shapes.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -157,16 +157,15 @@ class Schedule:
         return start + (1 - start) * ramp if start else ramp
 
 
-def resolve_kwargs(entry: Entry, given: dict[str, Any]) -> dict[str, Any]:
-    """All parameters of a learning-rate schedule, with its own default floor."""
-    kwargs = entry.resolve(given)
+def with_floor(entry: Entry, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """All parameters of a learning-rate schedule, with its own default floor if no other is given."""
     if all(kwargs.get(key) is not None for key in _FLOORS):
         raise LabError(
             f"{entry.name!r} got min_lr={kwargs['min_lr']!r} and min_lr_ratio={kwargs['min_lr_ratio']!r}, which both set "
             "its floor. Drop one."
         )
     if "feedback" not in entry.traits and all(kwargs.get(key) is None for key in _FLOORS):
-        kwargs |= {key: value for key, value in entry.facts.items() if key in _FLOORS}
+        return kwargs | {key: value for key, value in entry.facts.items() if key in _FLOORS}
     return kwargs
 
 
@@ -182,18 +181,18 @@ def resolve_schedule(
     `spec` and `momentum` are names or spec strings, `kwargs` and `momentum_kwargs` further parameters. Without `spec` the
     schedule does not set the learning rate.
     """
-    resolved: dict[str, Any] = {}
-    name = None
+    schedule = Schedule(None)
     if spec is not None:
         choice = choose(spec, kwargs, SCHEDULERS)
-        name, resolved = choice.name, resolve_kwargs(choice.entry, choice.given)
+        schedule = Schedule(choice.name, with_floor(choice.entry, choice.kwargs))
     if momentum is None:
-        return Schedule(name, resolved)
+        return schedule
     choice = choose(momentum, momentum_kwargs, MOMENTUM_SCHEDULERS)
-    schedule = Schedule(name, resolved, choice.name, choice.kwargs)
+    schedule = replace(schedule, momentum=choice.name, momentum_kwargs=choice.kwargs)
     if schedule.compensates and schedule.follows_metric:
         raise LabError(
-            f"{choice.name!r} sets the learning rate, and so does {name!r}, which follows a metric. Use 'demon' beside it."
+            f"{schedule.momentum!r} sets the learning rate, and so does {schedule.name!r}, which follows a metric. Use "
+            "'demon' beside it."
         )
     return schedule
 
@@ -205,7 +204,7 @@ def describe_schedule(schedule: Schedule) -> str:
         chosen.append(schedule.momentum_schedule)
     specs = []
     for entry, kwargs in chosen:
-        defaults = resolve_kwargs(entry, {})
+        defaults = with_floor(entry, entry.resolve({}))
         specs.append(format_spec(entry.name, {key: value for key, value in kwargs.items() if value != defaults[key]}))
     return " with momentum ".join(specs)
 

@@ -24,7 +24,7 @@ from ..objective.process import NoiseProcess, make_process
 from ..optimizers.build import check_installed
 from ..schedules.expected import resolve_length
 from ..schedules.momentum import momentum_groups, read_momentum
-from ..schedules.schedule import resolve_kwargs
+from ..schedules.schedule import with_floor
 from .combinations import check_combinations, check_source
 from .config import ResolvedConfig, TrainingConfig, complete_options
 from .kinds import kind_of
@@ -137,7 +137,7 @@ def _resolve_lr_schedule(config: TrainingConfig) -> dict[str, Any]:
         warmup = warmup or 0
     elif warmup is None:
         warmup = 0 if "rises" in choice.entry.traits else 0.05
-    kwargs = resolve_kwargs(choice.entry, choice.given)
+    kwargs = with_floor(choice.entry, choice.kwargs)
     return {"lr_scheduler": choice.name, "lr_scheduler_kwargs": kwargs, "lr_warmup_steps": warmup}
 
 

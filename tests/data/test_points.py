@@ -18,7 +18,6 @@ from diffusers_lrlab.data.options import BatchLayout
 from diffusers_lrlab.data.points import read_points
 from diffusers_lrlab.data.sources import has_points
 from diffusers_lrlab.data.toy2d import toy_points
-from diffusers_lrlab.hub.dataset_folder import export_dataset
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.resolve import resolve_config
 

@@ -6,15 +6,12 @@ import math
 import diffusers
 import numpy as np
 import pytest
-import torch
 from diffusers import DDPMPipeline, DiffusionPipeline, FlowMatchEulerDiscreteScheduler
 from runs import TINY_UNET, read_metrics, read_record
-from safetensors.torch import load_file
 
-from diffusers_lrlab import MLPDenoiser, PointDDPMPipeline, TrainingConfig, find_lr
+from diffusers_lrlab import MLPDenoiser, PointDDPMPipeline, TrainingConfig
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.run.train import train
 from diffusers_lrlab.study.context import StudyContext
 from diffusers_lrlab.study.results import StudyFolder
@@ -36,16 +33,10 @@ def tiny(tmp_path_factory):
     return SMALL | {"model_config_name_or_path": str(folder)}
 
 
-@pytest.fixture(scope="module")
-def finished(tiny, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run") / "flow"
-    config = TrainingConfig(**tiny, objective="flow_matching:shift=3", logging_steps=1, output_dir=str(folder))
-    assert train(config) == folder
-    return folder
-
-
 @pytest.mark.slow
-def test_it_is_trained_evaluated_carded_loaded_and_samples(finished):
+def test_it_is_trained_evaluated_carded_loaded_and_resumes_only_itself(tiny, tmp_path):
+    options = {**tiny, "logging_steps": 1, "output_dir": str(tmp_path / "flow")}
+    finished = train(TrainingConfig(**options, objective="flow_matching:shift=3"))
     rows, validations = read_metrics(finished)
     assert rows[-1]["update"] == 19
     assert validations[-1]["validation_loss"] > 0
@@ -59,25 +50,11 @@ def test_it_is_trained_evaluated_carded_loaded_and_samples(finished):
     pipeline = DiffusionPipeline.from_pretrained(finished)
     assert isinstance(pipeline.scheduler, FlowMatchEulerDiscreteScheduler)
     pipeline.set_progress_bar_config(disable=True)
-    output = pipeline(num_points=4, num_inference_steps=5, num_frames=3)
-    assert np.isfinite(output.points).all()
-    assert output.frame_timesteps[0] == 100
-    assert output.frame_timesteps == sorted(output.frame_timesteps, reverse=True)
+    assert np.isfinite(pipeline(num_points=4, num_inference_steps=5).points).all()
 
-
-@pytest.mark.slow
-def test_it_resumes_and_only_itself(finished, tiny, tmp_path):
-    options = {**tiny, "logging_steps": 1, "output_dir": str(tmp_path / "again")}
-    train(TrainingConfig(**options, objective="flow_matching:shift=3"))
-    (tmp_path / "again" / "checkpoint-20" / "trainer.json").unlink()  # as if it had been killed after update 10
     for other in ({}, {"objective": "flow_matching"}):
         with pytest.raises(LabError, match="  --objective"):
             train(TrainingConfig(**options, **other, resume_from_checkpoint="checkpoint-10"))
-    train(TrainingConfig(**options, objective="flow_matching:shift=3", resume_from_checkpoint="latest"))
-    weights = "denoiser/diffusion_pytorch_model.safetensors"
-    straight, resumed = (load_file(folder / weights) for folder in (finished, tmp_path / "again"))
-    assert all(torch.equal(straight[name], resumed[name]) for name in straight)
-    assert read_metrics(finished) == read_metrics(tmp_path / "again")
 
 
 def study_of(tiny):
@@ -88,7 +65,6 @@ def study_of(tiny):
         "other": {"lr_scheduler": "rex"},
     }
     base = {name: value for name, value in tiny.items() if name not in ("dataset_name", "eval_batch_size")}
-    base |= {"learning_rate": 1e-3}
     keys = {"base": base, "arms": arms, "datasets": ["line"], "seeds": 1, "metrics": ["energy_distance", "exact_kl"]}
     return load_spec({"title": "Objectives", **keys, "evaluation_points": 2})
 
@@ -96,16 +72,6 @@ def study_of(tiny):
 def test_a_stack_has_one_objective(tiny, tmp_path):
     stacks = split_into_stacks(expand(study_of(tiny)), StudyContext(StudyFolder(tmp_path / "study"), 8))
     assert [[run.arm for run in stack] for stack in stacks] == [["ddpm", "other"], ["flow"], ["shifted"]]
-
-
-# --- what is around a run ---------------------------------------------------------------------------------------------
-
-
-def test_its_rate_is_found(tiny, tmp_path):
-    config = TrainingConfig(**tiny, objective="flow_matching", output_dir=str(tmp_path / "run"))
-    result = find_lr(config, FinderConfig(num_updates=24, repeats=2))
-    assert len(result.sweeps) == 2
-    assert all(np.isfinite(sweep.losses[:3]).all() for sweep in result.sweeps)
 
 
 @pytest.mark.slow
@@ -124,18 +90,10 @@ def test_images_are_a_pipeline_of_diffusers_alone(tmp_path):
     assert pipeline(batch_size=2, num_inference_steps=3, output_type="np").images.shape == (2, 8, 8, 1)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "shown"),
-    [
-        (["--objective=flow_matching", "--loss_weighting=sigma_sqrt"], "1e+06"),
-        (["--objective=ddpm:num_steps=50", "--loss_weighting=min_snr"], "49"),
-    ],
-)
-def test_previews_are_of_an_objective_and_refuse_what_it_decides(capsys, arguments, shown):
-    assert main(["preview", *arguments]) == 0
-    assert shown in capsys.readouterr().out
-    given = ["--objective=flow_matching", "--loss_weighting=p2", "--prediction_type=epsilon"]
-    assert main(["preview", *given]) == 2
+def test_previews_are_of_an_objective_and_refuse_what_it_decides(capsys):
+    assert main(["preview", "--objective=flow_matching", "--loss_weighting=sigma_sqrt"]) == 0
+    assert "1e+06" in capsys.readouterr().out
+    assert main(["preview", "--objective=flow_matching", "--loss_weighting=p2", "--prediction_type=epsilon"]) == 2
     assert "must be left out beside --objective flow_matching" in capsys.readouterr().err
 
 

@@ -40,7 +40,6 @@ def test_noise_is_a_function_of_batch_and_generator(name, shape):
     assert first.shape == shape
     assert first.dtype == torch.float32
     assert first.isfinite().all()
-    # What it was given is somebody else's.
     assert torch.equal(noise, kept[0])
     assert torch.equal(images, kept[1])
 
@@ -61,7 +60,6 @@ def test_the_assignment_has_the_smallest_sum_of_distances(seed):
     noise, images = randn(5, 1, 2, 2, seed=seed), randn(5, 1, 2, 2, seed=100 + seed)
     given = immiscible(noise, images)
     order = [next(index for index in range(5) if torch.equal(noise[index], row)) for row in given]
-    assert sorted(order) == [0, 1, 2, 3, 4]
 
     def total(order):
         return sum(math.dist(images[place].flatten(), noise[index].flatten()) for place, index in enumerate(order))
@@ -79,18 +77,13 @@ def test_offset_adds_one_number_to_each_image_and_channel(shape):
     added = offset(noise, None, generator(), 0.5) - noise
     constants = added.mean(dim=(2, 3), keepdim=True)
     torch.testing.assert_close(added, constants.expand(shape), rtol=0, atol=1e-6)
-    distinct = constants.flatten().tolist()
-    assert len({round(value, 4) for value in distinct}) == len(distinct)
+    assert len(constants.unique()) == constants.numel()
     # 20,000 independent constants: their variance is known to 1 in 100.
     noise = offset(randn(20_000, 1, 4, 4), None, generator(1), 0.5)
     assert noise.mean(dim=(2, 3)).var().item() == pytest.approx(1 / 16 + 0.25, rel=0.05)
 
 
 # --- pyramid ---------------------------------------------------------------------------------------------------------
-
-
-def block_variance(noise):
-    return torch.nn.functional.avg_pool2d(noise, 4).var().item()
 
 
 @cases("shape", SHAPES.values(), ids=SHAPES)
@@ -141,7 +134,7 @@ def global_noise(name, processes, accumulation, update=7):
     return whole
 
 
-@cases(("processes", "accumulation"), [(1, 2), (1, 4), (2, 1), (2, 3), (3, 2)])
+@cases(("processes", "accumulation"), [(1, 4), (2, 1), (3, 2)])
 @cases("name", NOISES)
 def test_noise_does_not_depend_on_how_the_batch_is_shared_out(name, processes, accumulation):
     assert torch.equal(global_noise(name, processes, accumulation), global_noise(name, 1, 1))

@@ -13,15 +13,16 @@ from diffusers_lrlab import get_optimizer, list_optimizers
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.optimizers.build import optimizer_state_bytes
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
+from diffusers_lrlab.schedules.expected import schedule_curves
+from diffusers_lrlab.schedules.schedule import resolve_schedule
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.resolve import check_schedule, resolve_config
 
 
-def make_model(size=64):
+def make_model():
     torch.manual_seed(0)
-    return torch.nn.Sequential(
-        torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), torch.nn.Linear(4 * 6 * 6, size), torch.nn.Linear(size, size)
-    )
+    layers = torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), torch.nn.Linear(4 * 6 * 6, 64), torch.nn.Linear(64, 64)
+    return torch.nn.Sequential(*layers)
 
 
 def do_steps(model, optimizer, num_steps, seed=0):
@@ -76,8 +77,8 @@ class TestEveryOptimizer:
             assert torch.equal(first, second)
 
     def test_its_parameters_reach_it(self, name):
+        others = ("eps", "d_coef", "clip_threshold", "decay_rate", "beta2_half_life", "tau")
         for parameter in OPTIMIZERS[name].parameters:
-            others = ("eps", "d_coef", "clip_threshold", "decay_rate", "beta2_half_life", "tau")
             if parameter.kind is float and parameter.name not in others:
                 optimizer = get_optimizer(f"{name}:{parameter.name}=0.5", make_model().parameters(), 1e-3)
                 held = [value for group in optimizer.param_groups for value in group.values()]
@@ -100,12 +101,20 @@ def test_a_missing_package_is_an_error_with_the_pip_line(name, monkeypatch):
         ({"optimizer": "sgd:momentum=0.5", "optimizer_kwargs": '{"momentum": 0.5}'}, "given twice"),
         ({"optimizer": "sgd", "adam_beta1": 0.9}, "has no effect on --optimizer sgd. .* it takes momentum, weight_decay"),
         ({"optimizer": "adamw:beta1=0.8", "adam_beta1": 0.9}, "'beta1' of --optimizer adamw is given twice"),
+        (
+            {"optimizer": "adamw:beta2_half_life=1e4", "adam_beta2": 0.9},
+            "no effect on --optimizer adamw with beta2_half_life",
+        ),
+        ({"scale_lr": "sqrt", "learning_rate": "auto"}, "--scale_lr sqrt has no effect with --learning_rate auto"),
         ({"optimizer": "schedulefree_adamw"}, "--lr_scheduler constant_with_warmup and no .* and with --no_use_ema"),
         ({"momentum_scheduler_kwargs": '{"min_momentum": 0.5}'}, "without --momentum_scheduler"),
         ({"lr_scheduler": "mdlrc", "momentum_scheduler": "demon"}, "sets the momentum, and so does"),
         ({"lr_scheduler": "adaptive", "momentum_scheduler": "mdlrc"}, "--momentum_scheduler demon beside it"),
         ({"optimizer": "sgd:momentum=0", "lr_scheduler": "demon"}, "needs an optimizer with momentum"),
-        ({"optimizer": "lion", "lr_scheduler": "mdlrc"}, "cannot drive Lion"),
+        (
+            {"optimizer": "lion", "lr_scheduler": "mdlrc"},
+            "cannot drive Lion: its beta1 weighs the gradient against its running mean",
+        ),
         ({"lr_scheduler": "cosine:warmup_type=cosine", "lr_warmup_steps": 0}, "has no effect without warm-up"),
         ({"lr_scheduler": "cosine:min_lr=1"}, "min_lr=1 of 'cosine' is above --learning_rate"),
     ],
@@ -152,9 +161,6 @@ def test_schedule_free_trains_validates_and_resumes(tmp_path):
 
 @pytest.mark.slow
 def test_momentum_and_rate_of_a_run_are_the_promised_ones(tmp_path):
-    from diffusers_lrlab.schedules.expected import schedule_curves
-    from diffusers_lrlab.schedules.schedule import resolve_schedule
-
     options = [*runs.tiny_arguments(tmp_path), "--max_train_steps=10", "--train_batch_size=16", "--strict_lr_audit"]
     options += ["--lr_scheduler=linear", "--momentum_scheduler=mdlrc:min_momentum=0.3", "--lr_warmup_steps=2"]
     runs.run(*options, f"--output_dir={tmp_path}/run")

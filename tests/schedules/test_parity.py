@@ -230,12 +230,11 @@ FEEDBACK = [entry for entry in SCHEDULERS.values() if "feedback" in entry.traits
 def impatient(entry, kwargs):
     """With its patience, if it has any, short enough for a test."""
     takes = {parameter.name for parameter in entry.parameters}
-    return Row(entry.name, {**kwargs, **({"patience": 1} if "patience" in takes else {})})
+    return Row(entry.name, kwargs | ({"patience": 1} if "patience" in takes else {}))
 
 
 ROWS = [pytest.param(impatient(e, kwargs), id=" ".join([e.name, *kwargs])) for e in FEEDBACK for kwargs in variants(e)]
-each_feedback_row = cases("row", ROWS)
-each_feedback_name = cases("row", [pytest.param(impatient(e, {}), id=e.name) for e in FEEDBACK])
+each_feedback_row, each_feedback_name = cases("row", ROWS), cases("row", [impatient(entry, {}) for entry in FEEDBACK])
 
 
 def feed(scheduler, optimizer, metrics):

@@ -24,8 +24,6 @@ RAMPS = {"linear": lambda x: x, "cosine": lambda x: 1 - cos(x), "1-sqrt": lambda
 
 
 each_row = cases("row", rows())
-each_row_with_warmup = cases("row", rows("no_warmup"))
-each_row_with_ramp = cases("row", rows("no_warmup", "rises"))
 
 
 # --- what the optimizer gets -----------------------------------------------------------------------------------------
@@ -78,8 +76,7 @@ def test_an_array_is_the_scalars_and_stays_at_its_end(row):
             array = np.ones(45) * array
             close(array, np.array(values, float), scale=1e-3 * BASE)
             assert (array[40:] == array[40]).all()
-    total, scheduler = 10**7, row.build(10**7, 10**5)[0]
-    updates = np.array([0, 1, 10**5 - 1, 10**5, 10**5 + 1, total // 2, total - 1, total])
+    scheduler, updates = row.build(10**7, 10**5)[0], np.array([0, 10**5 - 1, 10**5, 10**5 + 1, 10**7 - 1, 10**7])
     lrs = np.ones(len(updates)) * scheduler.values(updates)[0]
     close(lrs, [float(scheduler.values(int(update))[0]) for update in updates])
 
@@ -87,7 +84,7 @@ def test_an_array_is_the_scalars_and_stays_at_its_end(row):
 # --- warm-up ---------------------------------------------------------------------------------------------------------
 
 
-@each_row_with_ramp
+@cases("row", rows("no_warmup", "rises"))
 def test_the_warm_up_has_its_documented_start_and_shape(row):
     lrs, warmup = row.curve(50, 4), 4
     start = row.kwargs.get("warmup_start_ratio")
@@ -102,7 +99,7 @@ def test_the_warm_up_has_its_documented_start_and_shape(row):
     assert lrs[: warmup + 1].argmax() == warmup - row.has("early_peak")
 
 
-@each_row_with_warmup
+@cases("row", rows("no_warmup"))
 def test_it_is_continuous_where_the_warm_up_ends(row):
     # The steepest ramp, 1-sqrt, ends with a step of 1 / sqrt(W); whatever jumps would not become small with W.
     for warmup in (100, 10_000, 1_000_000):
@@ -129,7 +126,7 @@ def test_resumed_at_any_update_it_is_the_same(row):
 
 
 @cases("name", ["cosine", "one_cycle", "mdlrc"])
-@cases(("stop", "by"), [(0, "state"), (5, "state"), (5, "last_epoch"), (9, "last_epoch")])
+@cases(("stop", "by"), [(0, "state"), (5, "state"), (5, "last_epoch")])
 def test_resumed_into_an_optimizer_that_was_loaded_before_the_scheduler_was_built(name, stop, by):
     row = Row(name, {})
     first, optimizer = row.build(9, 3)
@@ -169,8 +166,10 @@ def test_a_tensor_learning_rate_is_filled_in_place_and_never_read(row):
     for update in range(1, 9):
         with CountSyncs() as syncs:
             scheduler.step()
-        assert syncs.count == 0
-        close(float(lr), row.curve(9, 2)[update])
+            assert syncs.count == 0
+            read = float(lr)
+        assert syncs.count == 1
+        close(read, row.curve(9, 2)[update])
     assert optimizer.param_groups[0]["lr"] is lr
     json.dumps(scheduler.state_dict())
 
@@ -185,11 +184,8 @@ def test_the_audit_knows_the_rounding_of_rates_in_tensors():
     group = {"lr": torch.tensor(1e-4), "betas": (torch.tensor(0.9, dtype=torch.float64), 0.999)}
     assert rounding_of([{"lr": 1e-4}, {"lr": 1e-4, "momentum": 0.9}]) == 0.0
     assert rounding_of([{"lr": 1e-4}, group]) == 2**-23
-    for lr, rounding, passes in (
-        (float(group["lr"]), 0.0, False),
-        (float(group["lr"]), 2**-23, True),
-        (1.001e-4, 2**-23, False),
-    ):
+    rounded = float(group["lr"])
+    for lr, rounding, passes in ((rounded, 0.0, False), (rounded, 2**-23, True), (1.001e-4, 2**-23, False)):
         audit = ScheduleAudit()
         audit.check(0, [(lr, None)], [(1e-4, None)], [1e-4], rounding)
         assert audit.passed == passes

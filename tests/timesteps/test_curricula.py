@@ -31,9 +31,7 @@ def gaussian(mu, sigma):
 # Of the form p = (1 - lambda) / T + lambda * Gaussian at lambda = 1: p T at 0, 300, 500, 999, two tails, the mean.
 TABLE = """
 1000    1.0144  1.0611   1.0401   0.8311    0.5244    0.2730     483.4
- 500    1.0330  1.2367   1.1416   0.4654    0.5907    0.2034     441.9
  300    0.9696  1.5985   1.2800   0.1059    0.7077    0.0981     377.6
- 200    0.6939  2.1373   1.2963   0.0048    0.8296    0.0243     327.5
  100    0.0444  3.9947   0.5406   0.0000    0.9769    0.0000     300.4
 """
 
@@ -44,13 +42,6 @@ def test_clts_is_the_table_to_the_printed_digits(row):
     p = clts(N, sigma=int(sigma) / 1000)
     values = [*(1000 * p[[0, 300, 500, 999]]), p[:500].sum(), p[700:].sum()]
     assert [f"{value:.4f}" for value in values] + [f"{(p * T).sum():.1f}"] == printed
-
-
-def test_it_starts_uniform_and_ends_as_the_gaussian():
-    assert (clts(0) == 1 / 1000).all()
-    for update in (N, N + 1, 10**9):
-        assert clts(update) == pytest.approx(gaussian(0.3, 0.3), abs=1e-15)
-        assert (clts(update) > 0).all()
 
 
 @given(st.floats(0, 1), st.floats(0.05, 3), st.floats(0, 1), st.integers(0, 3 * N))
@@ -76,14 +67,10 @@ def test_lambda_moves_in_its_share_of_the_run_and_in_its_shape(name):
         start, end = 1 / 1000, gaussian(0.3, 0.3)[-1]
         return (clts(update, name, **kwargs)[-1] - start) / (end - start)
 
-    heights = {0: 0, 25: 0.25, 50: 0.5, 100: 1, 150: 1, N: 1}
-    for update, height in heights.items():
-        linear = height if name == "clts" else 1 - height
-        cosine = 0.5 * (1 - np.cos(np.pi * height))
-        assert share(update, ramp_share=0.5) == pytest.approx(linear, abs=1e-12)
-        assert share(update, ramp_share=0.5, ramp="cosine") == pytest.approx(
-            cosine if name == "clts" else 1 - cosine, abs=1e-12
-        )
+    for update, height in {0: 0, 25: 0.25, 100: 1, 150: 1}.items():
+        for ramp, done in (("linear", height), ("cosine", 0.5 * (1 - np.cos(np.pi * height)))):
+            expected = done if name == "clts" else 1 - done
+            assert share(update, ramp_share=0.5, ramp=ramp) == pytest.approx(expected, abs=1e-12)
 
 
 def test_afterwards_it_can_be_uniform_again():
@@ -144,11 +131,11 @@ def test_second_moments_against_the_readable_twin(history):
     assert 20 < warm <= 60
 
 
-FOLLOWERS = {
-    "second moment": lambda: LossSecondMoment(noise_levels(None, 8), 3, 0.01),
-    "log variance": lambda: LearnedLogVariance(noise_levels(None, 8), 16, 0.01),
-}
-each_follower = cases("new", FOLLOWERS.values(), ids=FOLLOWERS)
+FOLLOWERS = [
+    lambda: LossSecondMoment(noise_levels(None, 8), 3, 0.01),
+    lambda: LearnedLogVariance(noise_levels(None, 8), 16, 0.01),
+]
+each_follower = cases("new", FOLLOWERS, ids=["second moment", "log variance"])
 
 
 @each_follower
@@ -172,7 +159,9 @@ def test_there_is_a_loss_for_each_timestep():
 def show(state, number):
     generator = torch.Generator().manual_seed(number)
     timesteps = torch.randint(0, 8, (25,), generator=generator)
-    state.observe(timesteps, torch.rand(25, generator=generator) * (1 + timesteps))
+    losses = (torch.rand(25, generator=generator) * (1 + timesteps)).requires_grad_()
+    state.observe(timesteps, losses)
+    assert losses.grad is None
 
 
 @each_follower
@@ -189,6 +178,7 @@ def test_the_state_goes_into_a_file_and_comes_back_to_the_bit(new, seen):
     expected, found = whole.state_dict(), second.state_dict()
     assert expected.keys() == found.keys()
     assert all(expected[key].equal(found[key]) for key in expected)
+    assert not any(value.requires_grad for value in expected.values())
 
 
 @cases(
@@ -199,32 +189,6 @@ def test_the_features_of_the_log_variance_stay_those_of_earlier_checkpoints(num,
     """They are not in a checkpoint, only the coefficients are. One timestep alone has no borders, and is at 0."""
     features = LearnedLogVariance(noise_levels(None, num), 4, 0.01).features
     assert features[0].tolist() == pytest.approx(first, rel=1e-6)
-
-
-def test_the_gradient_of_the_log_variance_is_that_of_its_loss():
-    learned = LearnedLogVariance(noise_levels(None, 20), 16, 0.01)
-    with torch.no_grad():
-        learned.coefficients += torch.linspace(-1, 1, 16)
-    timesteps, losses = torch.arange(20), torch.linspace(0.1, 2, 20)
-    coefficients = learned.coefficients.detach().clone().requires_grad_()
-    u = learned.features @ coefficients / 4
-    (losses * torch.exp(-u) + u).mean().backward()
-    learned.observe(timesteps, losses)
-    torch.testing.assert_close(learned.coefficients.grad, coefficients.grad)
-
-
-@each_follower
-def test_losses_that_require_a_gradient_are_only_looked_at(new):
-    first, second = new(), new()
-    timesteps, losses = torch.arange(8), torch.linspace(0.1, 2, 8)
-    tracked = losses.clone().requires_grad_()
-    first.observe(timesteps, tracked)
-    second.observe(timesteps, losses)
-    expected = second.state_dict()
-    for key, value in first.state_dict().items():
-        assert value.equal(expected[key])
-        assert not value.requires_grad
-    assert tracked.grad is None
 
 
 def test_the_log_variance_becomes_the_log_of_the_expected_loss():

@@ -1,14 +1,31 @@
-"""Noise levels: those of flow matching, and both ends, where the SNR is 0 or infinite."""
+"""Noise levels under ddpm and flow matching, both ends included: densities and weights against integrals and diffusers."""
+
+import math
 
 import numpy as np
 import pytest
-from diffusers import FlowMatchEulerDiscreteScheduler
+import scipy.integrate
+import scipy.special
+import scipy.stats
+import torch
+from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
+from diffusers.training_utils import compute_density_for_timestep_sampling, compute_loss_weighting_for_sd3
 from tables import cases
 
-from diffusers_lrlab.timesteps.noise_levels import PREDICTIONS, NoiseLevels, flow_levels
+from diffusers_lrlab import LabError, TrainingConfig, get_loss_weighting, get_timestep_sampler
+from diffusers_lrlab.timesteps.noise_levels import PREDICTIONS, NoiseLevels, flow_levels, flow_sigmas, noise_levels
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.timesteps.sampling import TimestepSampler
 from diffusers_lrlab.timesteps.weighting import LossWeighting
+from diffusers_lrlab.training.resolve import check_timesteps, resolve_config
+
+T = 1000
+FLOW, SHIFTED = FlowMatchEulerDiscreteScheduler(T), FlowMatchEulerDiscreteScheduler(T, shift=3.0)
+SCHEDULERS = {"flow": FLOW, "shifted": SHIFTED, "ddpm": DDPMScheduler(T)}
+FIXED = [name for name, entry in LOSS_WEIGHTINGS.items() if "feedback" not in entry.traits]
+
+
+# --- noise levels -----------------------------------------------------------------------------------------------------
 
 BOTH_ENDS = NoiseLevels(np.array([1.0, 0.9, 0.5, 0.1, 0.0]))
 MANY = NoiseLevels(np.linspace(1, 0, 40))
@@ -19,7 +36,6 @@ def test_the_levels_of_flow_matching():
     levels = flow_levels(scheduler)
     sigma = scheduler.sigmas[:1000].double().numpy()[::-1]
     np.testing.assert_allclose(levels.snr, ((1 - sigma) / sigma) ** 2, rtol=1e-9, atol=1e-12)
-    assert isinstance(levels, NoiseLevels)
     assert (np.diff(levels.snr) < 0).all()
     of_data, of_noise = (flow_levels(FlowMatchEulerDiscreteScheduler(), of_data) for of_data in (True, False))
     np.testing.assert_allclose(of_data.snr[1:], of_noise.snr[:-1], rtol=1e-3)
@@ -51,3 +67,141 @@ def test_densities_are_finite_at_both_ends(name):
         probabilities = sampler.probabilities(update)
         assert probabilities.sum() == pytest.approx(1)
         assert (probabilities >= 0).all()
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+@cases("name", [name for name in FIXED if name != "none"])
+@cases("scheduler", SCHEDULERS)
+def test_one_prediction_has_one_loss_whatever_is_predicted(name, scheduler):
+    """Of the data, the noise and the velocity that one predicted velocity implies, with their own weights."""
+    levels = noise_levels(SCHEDULERS[scheduler])
+    generator = torch.Generator().manual_seed(0)
+    data, noise, predicted = torch.randn(3, T, 6, generator=generator, dtype=torch.float64)
+    sigma = torch.from_numpy(levels.flow_sigma)[:, None]
+    mixed = (1 - sigma) * data + sigma * noise
+    errors = {
+        "flow_velocity": predicted - (noise - data),
+        "sample": mixed - sigma * predicted - data,
+        "epsilon": mixed + (1 - sigma) * predicted - noise,
+    }
+    losses = {
+        kind: error.square().mean(1) * get_loss_weighting(name, SCHEDULERS[scheduler], kind).table
+        for kind, error in errors.items()
+    }
+    for kind in ("sample", "epsilon"):  # but for pure noise, where the error of the noise says nothing
+        torch.testing.assert_close(losses[kind][:-1], losses["flow_velocity"][:-1], rtol=1e-6, atol=1e-12)
+
+
+@cases("scheme", ["sigma_sqrt", "cosmap"])
+@cases("scheduler", ["flow", "shifted"])
+def test_weights_of_stable_diffusion_3_are_diffusers(scheme, scheduler):
+    sigmas = SCHEDULERS[scheduler].sigmas[:T]
+    expected = compute_loss_weighting_for_sd3(scheme, sigmas).flip(0)
+    found = get_loss_weighting(scheme, SCHEDULERS[scheduler]).weights(torch.arange(T))
+    torch.testing.assert_close(found, expected, rtol=3e-7, atol=0)  # of float32, which diffusers computes in
+
+
+def test_a_weighting_without_a_meaning_at_pure_noise_is_refused_before_data_are_read():
+    with LOSS_WEIGHTINGS.temporarily():
+        register = LOSS_WEIGHTINGS.register("inverse", description="1 / SNR of noise", source="a test")
+
+        @register
+        def inverse(levels):
+            with np.errstate(divide="ignore"):
+                return 1 / levels.snr
+
+        check_timesteps(resolve_config(TrainingConfig(loss_weighting="inverse")))
+        config = resolve_config(TrainingConfig(objective="flow_matching", loss_weighting="inverse"))
+        with pytest.raises(LabError, match="timestep 999, whose SNR is 0, a weight of nan .* no meaning there"):
+            check_timesteps(config)
+
+
+# --- densities --------------------------------------------------------------------------------------------------------
+
+
+BY_NOISE_LEVEL = {  # distribution functions of x = ln(sigma / (1 - sigma)): EDM's ln sigma, and log SNR = -2 x
+    "edm_log_normal:p_mean=-0.5,p_std=1": lambda x: scipy.stats.norm.cdf(x, -0.5, 1),
+    "laplace:mean=1,scale=0.5": lambda x: scipy.stats.laplace.sf(-2 * x, 1, 0.5),
+}
+
+
+@cases("spec", BY_NOISE_LEVEL)
+@cases("scheduler", SCHEDULERS)
+def test_densities_over_the_noise_level_are_one_under_every_objective(spec, scheduler):
+    sigma = noise_levels(SCHEDULERS[scheduler]).flow_sigma[:-1]
+    places = np.log(sigma / (1 - sigma))
+    found = get_timestep_sampler(spec, noise_scheduler=SCHEDULERS[scheduler]).probabilities(0).numpy()
+    found, expected = found[1 : T - 2], np.diff(BY_NOISE_LEVEL[spec]((places[1:] + places[:-1]) / 2))
+    # The noise schedule of ddpm ends where the density has not: the rest is made up for.
+    np.testing.assert_allclose(found / found.sum(), expected / expected.sum(), rtol=1e-6, atol=1e-10)
+
+
+@cases("shift", [1.0, 3.0, 0.5])
+def test_densities_over_shares_are_moved_by_the_shift(shift):
+    """The probability of a sigma or less is that of its share of the timesteps."""
+    scheduler = FlowMatchEulerDiscreteScheduler(T, shift=shift)
+    sampler = get_timestep_sampler("logit_normal:mean=0.8", noise_scheduler=scheduler)
+    sigma = flow_sigmas(scheduler)
+    share = sigma / (shift - (shift - 1) * sigma)
+    expected = scipy.stats.norm.cdf(scipy.special.logit(share), 0.8, 1)
+    np.testing.assert_allclose(sampler.probabilities(0).numpy().cumsum(), expected, atol=2e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.* assumes that high noise is easy")
+@cases("name", TIMESTEP_SAMPLERS)
+def test_traits_say_which_densities_are_over_the_noise_level(name):
+    """The others have one probability for each timestep, whatever its noise."""
+    entry = TIMESTEP_SAMPLERS[name]
+    if "feedback" in entry.traits:
+        return
+    tables = [
+        get_timestep_sampler(name, num_training_steps=10, noise_scheduler=each).probabilities(7) for each in (FLOW, SHIFTED)
+    ]
+    assert torch.equal(*tables) == ("noise_level" not in entry.traits)
+
+
+@pytest.mark.filterwarnings("ignore:'clts'")
+@cases("share", [0.0, 0.3, 1.0])
+def test_a_curriculum_by_the_noise_rate_is_its_integral(share):
+    """`1 - lambda + lambda (1 - rate)^q`, with the rate of the variance-preserving state of the same SNR."""
+    sampler = get_timestep_sampler("clts:noise_rate_exponent=2", T, 100, noise_scheduler=SHIFTED)
+    sigmas = flow_sigmas(SHIFTED)
+
+    def density(tau):
+        sigma = 3 * tau / (1 + 2 * tau)
+        rate = sigma / math.hypot(sigma, 1 - sigma)
+        return 1 - share + share * (1 - rate) ** 2
+
+    whole, _ = scipy.integrate.quad(density, 0, 1)
+    found = sampler.probabilities(round(100 * share)).numpy().cumsum()
+    for timestep in (99, 499, 899):
+        tau = sigmas[timestep] / (3 - 2 * sigmas[timestep])
+        assert found[timestep] == pytest.approx(scipy.integrate.quad(density, 0, tau)[0] / whole, abs=1e-3)
+
+
+# --- Stable Diffusion 3 and Flux --------------------------------------------------------------------------------------
+
+# weighting_scheme of diffusers' scripts, its arguments, and the sampler that is the same; their u falls with the noise.
+SCHEMES = [
+    ("none", {}, "uniform"),
+    ("logit_normal", {"logit_mean": 0.7, "logit_std": 0.5}, "logit_normal:mean=-0.7,std=0.5"),
+    ("mode", {"mode_scale": 1.29}, "mode:scale=1.29"),
+    ("mode", {"mode_scale": -0.8}, "mode:scale=-0.8"),
+]
+
+
+@cases(("scheme", "arguments", "spec"), SCHEMES)
+def test_draws_of_diffusers_functions_are_of_our_density(scheme, arguments, spec):
+    """A chi-square test of 200,000 draws, as diffusers' scripts turn them into entries of the table."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # older versions take no generator
+        u = compute_density_for_timestep_sampling(scheme, 200_000, **arguments)
+    entries = (u * T).long().clamp(max=T - 1)
+    found = torch.bincount(T - 1 - entries, minlength=T).view(50, -1).sum(1).double().numpy()
+    probabilities = get_timestep_sampler(spec, noise_scheduler=FLOW).probabilities(0).view(50, -1).sum(1).numpy()
+    expected = 200_000 * probabilities
+    large = expected >= 10  # the cells with less are one
+    parts = [np.append(each[large], each[~large].sum()) for each in (found, expected)]
+    assert scipy.stats.chisquare(*(part[parts[1] > 0] for part in parts)).pvalue > 1e-3

@@ -1,5 +1,7 @@
 """What the command line says of timesteps, weightings, noise and bands that cannot be: before it looks at any data."""
 
+import re
+
 import pytest
 from accelerate.state import AcceleratorState
 from helpers import config as small_config
@@ -23,13 +25,6 @@ def broken_data(tmp_path):
         path.write_bytes(b"no image")
     small = ["--resolution=8", "--image_channels=1", "--train_batch_size=1", "--num_epochs=1"]
     return [f"--train_data_dir={folder}", f"--cache_dir={tmp_path / 'cache'}", f"--output_dir={tmp_path / 'run'}", *small]
-
-
-def told(arguments, more=()):
-    """The message of a run that cannot start; arguments come as on the command line."""
-    with pytest.raises(LabError) as error:
-        run_training(parse_arguments([*more, *arguments], ""))
-    return str(error.value)
 
 
 BANDED = "--timestep_lr=banded:factors=[1|2]"
@@ -58,12 +53,11 @@ ERRORS = {
 @pytest.mark.parametrize("name", ["nothing", *ERRORS])
 def test_errors_come_before_data_are_read(broken_data, tmp_path, name):
     arguments, text = ERRORS.get(name, ([], "cannot be read"))
-    message = told(arguments, broken_data)
-    assert text in message
+    with pytest.raises(LabError, match=re.escape(text)):
+        run_training(parse_arguments([*broken_data, *arguments], ""))
     if name == "nothing":
         AcceleratorState._reset_state(reset_partial_state=True)
     else:
-        assert "cannot be read" not in message
         assert {path.name for path in tmp_path.iterdir()} == {"images"}
 
 

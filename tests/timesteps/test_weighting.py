@@ -1,7 +1,6 @@
 """Loss weightings against their published forms, written down here in terms of the signal-to-noise ratio."""
 
 import math
-import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -117,22 +116,9 @@ def test_pure_noise_is_weighed_by_the_limit(name, prediction_type):
     assert get_loss_weighting(name, ZERO, prediction_type).table[-1].item() == pytest.approx(expected, abs=1e-9)
 
 
-def test_weights_have_the_shape_of_the_timesteps():
-    weighting = get_loss_weighting("min_snr", DDPMScheduler())
-    timesteps = torch.tensor([[1, 50, 999], [300, 0, 500]])
-    assert weighting.weights(timesteps).shape == (2, 3)
-    assert torch.equal(weighting.weights(timesteps)[1], weighting.weights(timesteps[1]))
-
-
-@cases(
-    ("name", "kwargs", "text"),
-    [
-        ("min_snr:gamma=0", {}, "gamma=0 of 'min_snr': must be a number in (0, inf)"),
-        (3, {}, "got 3"),
-    ],
-)
-def test_wrong_arguments(name, kwargs, text):
-    with pytest.raises(LabError, match=re.escape(text)):
-        get_loss_weighting(name, DDPMScheduler(), **kwargs)
+def test_wrong_arguments():
+    for name, text in (("min_snr:gamma=0", r"gamma=0 of 'min_snr': must be a number in \(0, inf\)"), (3, "got 3")):
+        with pytest.raises(LabError, match=text):
+            get_loss_weighting(name, DDPMScheduler())
     with pytest.raises(LabError, match="'x0'; known: epsilon, sample, v_prediction"):
         get_loss_weighting("none", DDPMScheduler(), "x0")
