@@ -285,9 +285,12 @@ def test_a_program_that_fails_is_not_told_of_another_number_of_updates(end, stat
     ],
 )
 def test_a_schedule_without_an_end_needs_no_length(spec, warmup, program, said, train):
-    seen, _, stderr = train(program, options=[f"--lr_scheduler={spec}", f"--num_warmup_steps={warmup}"])
-    check(seen, lr_curve(spec, LR, warmup, N))
-    assert said in stderr
+    options = [f"--lr_scheduler={spec}", f"--num_warmup_steps={warmup}"]
+    for more, text in (([], said), (["--num_updates=8"], "8 updates (--num_updates)")):  # after which it goes on
+        seen, _, stderr = train(program, options=options + more)
+        check(seen, lr_curve(spec, LR, warmup, N))
+        assert text in stderr
+        assert ("did 12 updates instead of the expected 8" in stderr) == bool(more)
 
 
 def test_a_length_that_nothing_tells_is_an_error(launch):
