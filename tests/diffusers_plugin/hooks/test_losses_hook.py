@@ -100,9 +100,9 @@ def test_a_sampler_follows_the_losses_of_single_images(tmp_path, arguments, spec
     assert [each in stderr for each in said] == [spec == INFONOISE] * 2
 
 
-def test_two_processes_share_statistics_and_one_batch(tmp_path):
+def test_two_processes_share_statistics_one_batch_and_the_log(tmp_path):
     arguments = ["--train_batch_size=16", "--gradient_accumulation_steps=2", "--max_train_steps=5"]
-    options = [f"--timestep_sampler={INFONOISE}", "--strict"]
+    options = [f"--timestep_sampler={INFONOISE}", "--strict", "--log_timesteps"]
     ranks, _ = run(tmp_path / "run", "ddpm", *arguments, options=options, processes=2)
     batches = []
     for update in range(5):
@@ -112,6 +112,8 @@ def test_two_processes_share_statistics_and_one_batch(tmp_path):
         batches.append((np.array(drawn), errors))
     assert replayed(batches, get_timestep_sampler(INFONOISE, noise_scheduler=DDPMScheduler())) < 0.01
     assert has_adapted(batches, INFONOISE)
+    rows = [row for rank in ranks for row in rank["rows"] if row["update"] == 2]
+    check_rows(read_log(tmp_path / "run").query("update == 3"), rows)
 
 
 @pytest.mark.parametrize(
@@ -177,11 +179,6 @@ def test_logged_losses_are_those_of_the_images(tmp_path, options):
     assert "--log_timesteps: the loss is highest at timesteps" in stderr
     assert (tmp_path / "logged" / "lrlab" / "timesteps.png").exists()
     assert table["asked_share"].notna().all()
-
-
-def test_processes_are_logged_together(tmp_path):
-    both, _ = run(tmp_path, "ddpm", "--train_batch_size=32", options=["--log_timesteps"], processes=2)
-    check_rows(read_log(tmp_path).query("update == 3"), [row for rank in both for row in rank["rows"] if row["update"] == 2])
 
 
 @pytest.mark.parametrize(("updates", "rows"), [(6, 10), (3, 0)])
