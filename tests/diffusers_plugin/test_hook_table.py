@@ -1,6 +1,5 @@
 """A hook of the launcher is one file and one row: here it is made up, and all of the launcher knows it."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -179,12 +178,11 @@ def test_each_option_is_explained_in_scripts_of_both_forms(tmp_path):
     assert "has no known fault" in text
 
 
-@pytest.mark.slow
-def test_explaining_runs_nothing(tmp_path):
-    """From the command line, with the script's own arguments behind its name."""
-    (tmp_path / "script.py").write_text("raise SystemExit('it ran')")
-    command = [sys.executable, "-m", "diffusers_lrlab.launch", "--explain", str(tmp_path / "script.py"), "--its=own"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr, done.stdout[: len(command[4])]) == (0, "", command[4])
-    done = subprocess.run([*command[:4], "nowhere.py"], capture_output=True, text=True, check=False)
-    assert (done.returncode, "Cannot read the script 'nowhere.py'" in done.stderr) == (2, True)
+def test_explaining_runs_nothing(tmp_path, capfd):
+    """With the script's own arguments behind its name."""
+    script = script_of(tmp_path, "raise SystemExit('it ran')").path
+    assert launch_here(script, "--its=own", options=["--explain"]) == 0
+    said = capfd.readouterr()
+    assert (said.err, said.out[: len(script)]) == ("", script)
+    assert launch_here("nowhere.py", options=["--explain"]) == 2
+    assert "Cannot read the script 'nowhere.py'" in capfd.readouterr().err
