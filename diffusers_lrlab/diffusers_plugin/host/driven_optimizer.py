@@ -127,6 +127,7 @@ class DrivenOptimizer(AuditedSchedule):
     def _write(self, curve: CurveLR) -> None:
         """Sets the rates of the coming update."""
         curve.move_to(self._position)
+        curve.last_epoch = self.update  # which an audit reads
         for group in self.optimizer.param_groups:
             group[COUNT] = self.update
         self._rates = self.rates()
