@@ -106,9 +106,8 @@ SPECS = [
     *("wsd:decay_type=1-sqrt,num_decay_steps=0.2", "warmup_stable_decay:min_lr_ratio=0.1,warmup_type=cosine"),
     "join:schedules=[constant|rex:d=0.9],boundaries=[0.5],scales=[1|0.5]",
     'join:{"schedules": ["linear", "cosine:num_cycles=1.5"], "boundaries": [12]}',
-    *("multistep:milestones=[5|0.5]", "piecewise:updates=[0|0.5|1.0],values=[1|0.1|0]", "cosine:min_lr=1e-5"),
-    *("one_cycle:cycle_momentum=false", "mdlrc:min_momentum=0.2", "cosine_annealing:eta_min=1e-5"),
-    *("reduce_lr_on_plateau:patience=2", "adaptive:increase=1.1"),
+    "piecewise:updates=[0|0.5|1.0],values=[1|0.1|0]",
+    *("mdlrc:min_momentum=0.2", "reduce_lr_on_plateau:patience=2"),
     # What diffusers' own get_scheduler does not reach of its own seven.
     *("linear:f_min=0.5", "polynomial:lr_end=1e-5", "cosine:warmup_type=cosine"),
     'piecewise_constant:{"step_rules": "1:5,0.1"}',
@@ -126,17 +125,6 @@ def test_every_name_and_spec_string_makes_what_our_own_get_scheduler_makes(spec)
     ours = diffusers_lrlab.get_scheduler(spec, adamw(), warmup, 20)
     assert type(theirs) is type(ours)
     assert theirs.state_dict() == ours.state_dict()
-
-
-@cases(("name", "factor"), [("mdlrc", 1 - 0.9 * 7 / 8), ("demon", 1.0)])
-def test_a_momentum_schedule_by_the_name_of_a_member(name, factor):
-    optimizer = adamw()
-    scheduler = optimization.get_scheduler(SchedulerType[name.upper()], optimizer, num_warmup_steps=0, num_training_steps=8)
-    for _ in range(7):
-        optimizer.step()
-        scheduler.step()
-    group = optimizer.param_groups[0]
-    assert (group["lr"], group["betas"][0]) == pytest.approx((factor * 1e-3, 0.1125 / 0.2125), rel=1e-12)
 
 
 @cases(

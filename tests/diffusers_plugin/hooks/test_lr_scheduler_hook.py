@@ -92,10 +92,8 @@ def check(seen, curve, shown=None):
 
 
 CHAINS = {
-    "LambdaLR": "scheduler = S.LambdaLR(optimizer, lambda step: 1 / (step + 1))",
     "CosineAnnealingLR": COSINE,
     "OneCycleLR": "scheduler = S.OneCycleLR(optimizer, max_lr=[1e-3, 5e-4], total_steps=20)",
-    "CyclicLR": "scheduler = S.CyclicLR(optimizer, [1e-5, 1e-5], [1e-3, 5e-4])",
     "SequentialLR (LinearLR, CosineAnnealingLR)": """
 first = S.LinearLR(optimizer, total_iters=3)
 scheduler = S.SequentialLR(optimizer, [first, S.CosineAnnealingLR(optimizer, T_max=9)], milestones=[3])
@@ -151,12 +149,18 @@ def test_a_program_without_a_scheduler_gets_one(train):
     assert "--lr_scheduler rex drives AdamW, for which the program makes no scheduler: 12 updates" in stderr
 
 
-@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
-@cases("by_micro_batch", [False, True])
-def test_updates_are_counted_and_not_micro_batches_nor_calls_of_the_scheduler(by_micro_batch, train):
-    step = "    for micro in range(4):\n        backward()\n" + "        scheduler.step()\n" * by_micro_batch
-    seen, _, _ = train(COSINE, LOOP.replace("    backward()\n", step))
+MICRO_BATCHES = LOOP.replace(
+    "    backward()\n", "    for micro in range(4):\n        backward()\n        scheduler.step()\n"
+)
+BEFORE_OPTIMIZER = LOOP.replace("optimizer.step()\n    scheduler.step()", "scheduler.step(update); optimizer.step()")
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step", "ignore:The epoch parameter")
+@pytest.mark.parametrize("loop", [MICRO_BATCHES, BEFORE_OPTIMIZER], ids=["in_micro_batches", "before_the_optimizer"])
+def test_updates_are_counted_and_not_micro_batches_nor_calls_of_the_scheduler(loop, train):
+    seen, _, stderr = train(COSINE, loop, options=[*FOR_12, "--strict_lr_audit"])
     check(seen, lr_curve("rex", LR, 0, N))
+    assert "LR audit: 12 updates, every value" in stderr
 
 
 @cases("fused", [False, True])
@@ -238,13 +242,10 @@ def test_a_resumed_program_goes_on_where_it_was(load, train):
 def test_a_checkpoint_from_before_the_option(stepped, train, launch):
     """Adam counts its steps, while a scheduler may have been stepped for each process."""
     step = "; ".join(["scheduler.step()"] * stepped)
-    program = (
-        PROGRAM
-        + COSINE
-        + STOPPED.format(load=LOADS["optimizer_then_scheduler"], step=step, scheduler="scheduler.state_dict()")
-    )
-    launch(program, arguments=[0, 5], options=[])
-    seen, _, _ = train(program.removeprefix(PROGRAM), arguments=[5, 12])
+    load = LOADS["optimizer_then_scheduler"]
+    program = COSINE + STOPPED.format(load=load, step=step, scheduler="scheduler.state_dict()")
+    launch(PROGRAM + program, arguments=[0, 5], options=[])
+    seen, _, _ = train(program, arguments=[5, 12])
     check(seen, lr_curve("rex", LR, 0, N)[5:])
 
 
@@ -268,13 +269,11 @@ def test_the_length_is_that_of_the_programs_arguments(train):
 
 @cases(("end", "status"), [("1 / 0", 1), ("sys.exit(3)", 3)])
 def test_a_program_that_fails_is_not_told_of_another_number_of_updates(end, status, launch):
-    for schedule in (COSINE, "scheduler = diffusers_lrlab.get_scheduler('cosine', optimizer, 0, 30)\n"):
-        options = FOR_12 if schedule == COSINE else ["--num_updates=30"]
-        program = "import diffusers_lrlab\n" + PROGRAM + schedule + LOOP.replace("range(12)", "range(5)")
-        stderr = launch(f"{program}\n{end}\n", options=options, status=status)
-        assert "LR audit: 5 updates, every value that follows the clock was as expected." in stderr
-        assert "instead of the expected" not in stderr
-        assert "The script did 5 updates instead of the expected" in launch(program, options=options)
+    program = PROGRAM + COSINE + LOOP.replace("range(12)", "range(5)")
+    stderr = launch(f"{program}\n{end}\n", status=status)
+    assert "LR audit: 5 updates, every value that follows the clock was as expected." in stderr
+    assert "instead of the expected" not in stderr
+    assert "The script did 5 updates instead of the expected" in launch(program)
 
 
 @cases(
@@ -302,32 +301,15 @@ def test_a_length_that_nothing_tells_is_an_error(launch):
         assert "Hint: give --num_updates N before the program's name." in stderr
 
 
-@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step", "ignore:The epoch parameter")
-def test_a_scheduler_may_be_stepped_before_the_optimizer(train):
-    loop = LOOP.replace("optimizer.step()\n    scheduler.step()", "scheduler.step(update); optimizer.step()")
-    seen, _, stderr = train(COSINE, loop, options=[*FOR_12, "--strict_lr_audit"])
-    check(seen, lr_curve("rex", LR, 0, N))
-    assert "LR audit: 12 updates, every value" in stderr
-
-
-PAST = (
-    "diffusers_lrlab: --lr_scheduler {} has ended after 8 updates, and the program goes on. The learning rate stays that of"
-)
-
-
-@cases("spec", ["rex", "mdlrc"])
-def test_past_the_end_the_last_rate_stays_and_the_status_is_1(spec, train):
-    seen, shown, stderr = train(COSINE, LOOP, options=[f"--lr_scheduler={spec}", "--num_updates=8"], status=1)
-    curve, momenta = schedule_curves(resolve_schedule(spec), LR, 0.9, 0, 8)
+def test_past_the_end_the_last_rate_stays_and_the_status_is_1(train):
+    seen, shown, stderr = train(COSINE, LOOP, options=["--lr_scheduler=mdlrc", "--num_updates=8"], status=1)
+    curve, momenta = schedule_curves(resolve_schedule("mdlrc"), LR, 0.9, 0, 8)
     rows = [*range(8), 7, 7, 7, 7]
     check(seen, curve[rows], shown)
     close(seen[:, 0, 1], momenta[rows])
     assert seen[-1, 0, 0] > 0
-    assert stderr.count(f"{PAST.format(spec)} the last update, {curve[-1]:.4g}.") == 1
-    text = (
-        f"--lr_scheduler {spec}: 4 updates ran past the end of the schedule, at a learning rate of {curve[-1]:.4g}, that of"
-    )
-    assert text in stderr
+    assert stderr.count("--lr_scheduler mdlrc has ended after 8 updates, and the program goes on.") == 1
+    assert f"4 updates ran past the end of the schedule, at a learning rate of {curve[-1]:.4g}, that of" in stderr
     assert "12 updates, every value that follows the clock was as expected" in stderr
 
 
@@ -346,7 +328,6 @@ step = type(optimizer).step
 """
 STEPS = {
     "method": "types.MethodType(sgd, optimizer)",  # as OneTrainer's
-    "function": "lambda closure=None: sgd(optimizer)",
     "that_calls_the_class": "lambda *args: step(optimizer)",
     "that_was_replaced": "functools.partial(types.MethodType(sgd, optimizer))",
 }
@@ -356,14 +337,7 @@ STEPS = {
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step", "ignore:Seems like `optimizer.step")
 @cases(
     ("step", "when"),
-    [
-        ("method", "before"),
-        ("method", "after"),
-        ("function", "without"),
-        ("that_calls_the_class", "after"),
-        ("that_was_replaced", "after"),
-        ("of_the_class", "before"),
-    ],
+    [("method", "before"), ("that_calls_the_class", "after"), ("that_was_replaced", "without"), ("of_the_class", "before")],
 )
 def test_a_step_that_the_program_sets_is_counted_once(step, when, train):
     replaced = "AdamW.step = sgd\n" if step == "of_the_class" else f"optimizer.step = {STEPS[step]}\n"
@@ -378,7 +352,6 @@ def test_a_step_that_the_program_sets_is_counted_once(step, when, train):
 
 REFUSED = {
     "no_optimizer": ("print('hello')", "the program ended before a step of a torch optimizer was seen"),
-    "never_steps": (PROGRAM + COSINE + "backward()\n", "the program ended before a step of a torch optimizer was seen"),
     "two": (
         PROGRAM + "other = AdamW(model.parameters(), lr=1e-3)\nS.StepLR(other, 3)\n" + COSINE + LOOP + "    other.step()\n",
         "must have one optimizer to drive, got two (AdamW and AdamW), each with a scheduler",
@@ -392,15 +365,7 @@ REFUSED = {
         "the program itself set a learning rate of 0.0001 where the schedule has 0.00047",
     ),
     "fused_backward": (
-        PROGRAM
-        + COSINE
-        + """
-for update in range(3):
-    backward()
-    with torch.no_grad():
-        model.weight -= 1e-3 * model.weight.grad
-    scheduler.step()
-""",
+        PROGRAM + COSINE + LOOP.replace("optimizer.step()", "model.weight.detach().sub_(1e-3 * model.weight.grad)"),
         "the weights change, but no step of AdamW is seen",
     ),
     "no_rate": (
@@ -455,14 +420,11 @@ def test_a_compiled_step_has_the_rates_of_the_curve(launch):
 @pytest.mark.parametrize(
     ("options", "arguments", "message"),
     [
-        (["--lr_scheduler=rexx"], [], "Did you mean 'rex'?"),
         (["--lr_scheduler=adaptive"], [], "must be a function of the update, got a schedule that follows a loss"),
         ([REX], ["--lr_scheduler_type=cosine"], "(--lr_scheduler_type=cosine after its name). Hint: leave one of them out."),
         ([REX, "--fix_lr_clock"], [], "--fix_lr_clock has no effect with --lr_scheduler"),
-        (["--num_warmup_steps=3"], [], "--num_warmup_steps 3.0 has no effect without --lr_scheduler"),
         ([REX, "--num_updates=5", "--num_warmup_steps=5"], [], "--num_warmup_steps 5: Warm-up of 5 updates does not fit"),
         (["--lr_scheduler=constant", "--num_warmup_steps=0.5"], [], "'constant' has no warm-up"),
-        ([REX, "--num_warmup_steps=1.5"], [], "--num_warmup_steps 1.5: must be a whole number of updates, or a fraction"),
     ],
 )
 def test_wrong_options_are_refused_before_the_program_runs(options, arguments, message, launch):
@@ -479,12 +441,8 @@ def test_an_optimizer_without_a_scheduler_may_train_beside_it(train):
 
 def test_a_step_that_fails_and_is_tried_again_counts_once(train):
     failing = """
-    def fail():
-        raise RuntimeError
-    try:
-        optimizer.step(fail)
-    except RuntimeError:
-        seen.pop()
+    try: optimizer.step(lambda: 1 / 0)
+    except ZeroDivisionError: seen.pop()
     optimizer.step()
 """
     seen, shown, _ = train(COSINE, LOOP.replace("    optimizer.step()\n", failing))
@@ -558,14 +516,8 @@ def test_two_processes_with_accumulation_resume_on_the_curve(tmp_path):
     """By `accelerate launch` itself, and the second part by `torchrun`."""
     (tmp_path / "program.py").write_text(PREPARED)
     ours = ["-m", "diffusers_lrlab.launch", "--lr_scheduler=rex:d=0.9", "--num_updates=12", "--num_warmup_steps=2"]
-    by_accelerate = [
-        "accelerate.commands.launch",
-        "--multi_gpu",
-        "--num_processes=2",
-        "--num_machines=1",
-        "--mixed_precision=no",
-    ]
-    by_accelerate += ["--main_process_port", str(started.free_port())]
+    by_accelerate = ["accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"]
+    by_accelerate += ["--mixed_precision=no", "--main_process_port", str(started.free_port())]
     by_torchrun = ["torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     env = {**environment(), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONWARNINGS": "ignore"}
     curve = lr_curve("rex:d=0.9", LR, 2, N)
