@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from launched_here import launch_here
+from launched_here import launch_here, script_of
 
 from diffusers_lrlab.core.environment import EXTRAS
 from diffusers_lrlab.core.errors import LabError
@@ -64,11 +64,6 @@ def row(acts=False, **more):
 @pytest.fixture
 def register(monkeypatch):
     return lambda **more: monkeypatch.setitem(HOOKS, "counting", row(**more))
-
-
-def script_of(folder, text):
-    (folder / "script.py").write_text(text)
-    return HostScript(str(folder / "script.py"))
 
 
 def options_of(*words, script=SCRIPTS / "ddpm_script.py"):
@@ -184,5 +179,3 @@ def test_explaining_runs_nothing(tmp_path, capfd):
     assert launch_here(script, "--its=own", options=["--explain"]) == 0
     said = capfd.readouterr()
     assert (said.err, said.out[: len(script)]) == ("", script)
-    assert launch_here("nowhere.py", options=["--explain"]) == 2
-    assert "Cannot read the script 'nowhere.py'" in capfd.readouterr().err

@@ -5,9 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from accelerate import Accelerator
-from accelerate.optimizer import AcceleratedOptimizer
-from launched_here import launch_here
+from launched_here import launch_here, script_of
 from safetensors.torch import load_file
 from tables import cases
 from test_launch import launch
@@ -158,12 +156,10 @@ class Saves(torch.nn.Linear):
         torch.save(self.state_dict(), Path(folder) / "weights.pt")
 
 
-def prepared(folder, *models, spec="constant:decay=0.5", optimizer=None, **arguments):
+def prepared(folder, *models, spec="constant:decay=0.5", **arguments):
     """A hook on a script that has prepared these models, what was said, and the accelerator of its own."""
     said = []
     accelerator = SimpleNamespace(
-        _optimizers=[None],
-        scaler=None,
         is_main_process=True,
         num_processes=1,
         gradient_accumulation_steps=2,
@@ -178,7 +174,7 @@ def prepared(folder, *models, spec="constant:decay=0.5", optimizer=None, **argum
     host.refuse = lambda option, reason: said.append(f"{option}: {reason}")
     host.warn = said.append
     host.models, host.accelerator = list(models), accelerator
-    host.optimizer = optimizer or torch.optim.SGD(torch.nn.Linear(1, 1).parameters())
+    host.optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters())
     host.arguments = {"output_dir": str(folder), **arguments}
     script = HostScript(str(SCRIPT))
     script._calls.pop("register_save_state_pre_hook")
@@ -214,29 +210,6 @@ def test_what_cannot_be_averaged_is_refused_before_training(tmp_path, name):
     assert (hook.num_seen, hook.report(), [*tmp_path.iterdir()]) == (0, "", [])
     with pytest.raises(LabError, match=r"keeps an EMA itself \(--use_ema\)"):
         prepared(tmp_path, model, use_ema=True)
-
-
-def test_by_hand(tmp_path):
-    """A model without a hook, and updates that a GradScaler leaves out."""
-    model = Saves(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    hook, _ = prepared(tmp_path, model, optimizer=optimizer)
-    optimizer.register_step_post_hook(lambda *step: hook._step())
-    Accelerator(cpu=True)  # whose state the wrapper asks for
-    wrapped = AcceleratedOptimizer(optimizer, scaler=torch.amp.GradScaler("cpu", init_scale=2.0))
-    values, expected = [], None
-    for gradient in (1.0, float("inf"), 2.0, 3.0):
-        wrapped.scaler.scale(model(torch.ones(1)).sum() * gradient).backward()
-        wrapped.step()
-        if gradient != float("inf"):
-            value = model.weight.item()
-            expected = value if expected is None else 0.5 * expected + 0.5 * value
-            values.append(value)
-        optimizer.zero_grad()
-    assert hook.num_seen == 3
-    hook._finish()
-    assert torch.load(tmp_path / "lrlab" / "ema" / "weights.pt")["weight"].item() == pytest.approx(expected)
-    assert model.weight.item() == values[-1]
 
 
 def test_a_half_life_in_images(tmp_path):
@@ -288,7 +261,6 @@ def test_averages_of_something_else_and_damaged_ones(tmp_path):
     ],
 )
 def test_scripts_that_are_not_recognised(tmp_path, text, reason):
-    (tmp_path / "script.py").write_text(text)
     with pytest.raises(NotRecognised, match=reason):
-        recognise(HostScript(str(tmp_path / "script.py")))
+        recognise(script_of(tmp_path, text))
     assert recognise(HostScript(str(SCRIPT))).startswith("its hook for checkpoints saves the trained weights (line ")

@@ -18,13 +18,14 @@ from diffusers_lrlab.diffusers_plugin.hooks.timesteps import TimestepHook, _is_i
 from diffusers_lrlab.diffusers_plugin.host.patches import Patches
 from diffusers_lrlab.diffusers_plugin.host.source import HostScript, NotRecognised
 
-SCRIPTS = {name: Path(__file__).parents[2] / "scripts" / f"{name}_script.py" for name in ("ddpm", "flow")}
+FOLDER = Path(__file__).parents[2] / "scripts"
+SCRIPTS = {name: FOLDER / f"{name}_script.py" for name in ("ddpm", "flow")}
 
 
 def run(folder, name, *arguments, options=(), **how):
     """What a script did: its rows, its weights, and what the launcher said."""
     folder.mkdir(exist_ok=True)
-    stderr = launch(SCRIPTS[name], f"--output_dir={folder}", *arguments, options=options, **how)
+    stderr = launch(FOLDER / f"{name}_script.py", f"--output_dir={folder}", *arguments, options=options, **how)
     done = [json.loads(path.read_text()) for path in sorted(folder.glob("rows-*.json"))]
     return done, stderr
 
