@@ -160,6 +160,8 @@ def prepared(folder, *models, spec="constant:decay=0.5", **arguments):
     """A hook on a script that has prepared these models, what was said, and the accelerator of its own."""
     said = []
     accelerator = SimpleNamespace(
+        _optimizers=[None],
+        scaler=None,
         is_main_process=True,
         num_processes=1,
         gradient_accumulation_steps=2,
