@@ -139,6 +139,7 @@ def test_a_hook_has_those_that_it_needs(tmp_path, capsys):
     # A sampler that is refused, for want of losses to follow, is not that of other hooks.
     both = options_of("--timestep_sampler=infonoise", "--loss_weighting=min_snr", script=SCRIPTS / "flow_script.py")
     assert made(both) == {"clock", "timesteps", "weighting"}
+    assert "--timestep_sampler cannot be used in this script: it does not call F.mse_loss" in capsys.readouterr().err
     # Two losses of a timestep, as of a preference, cannot be weighted.
     draw = "torch.randint(0, scheduler.config.num_train_timesteps, (size,)).repeat(2)"
     script = script_of(tmp_path, f"timesteps = {draw}\nF.mse_loss(a, b)\n").path

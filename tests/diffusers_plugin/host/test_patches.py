@@ -23,10 +23,9 @@ LIBRARIES = ("torch", "accelerate", "diffusers", "transformers", "argparse", "mu
 NAMES = ("accelerate", "diffusers.optimization", "diffusers.training_utils", "multiprocessing.spawn", "transformers")
 RUNS = {
     "none": ("ddpm", ()),
-    "clock": ("ddpm", ("--fix_lr_clock", "--strict_lr_audit", "--num_updates=6")),
     "timesteps": ("ddpm", ("--timestep_sampler=clts", "--loss_weighting=min_snr", "--log_timesteps")),
     "flow": ("flow", ("--timestep_sampler=logit_normal", "--loss_weighting=min_snr")),
-    "optimizer": ("ddpm", ("--optimizer=rmsprop",)),
+    "clock": ("ddpm", ("--optimizer=rmsprop", "--fix_lr_clock", "--strict_lr_audit", "--num_updates=6")),
     "ema": ("ema", ("--ema=constant",)),
     "find_lr": ("ddpm", ("--find_lr", "--num_updates=12")),
     "lr_scheduler": ("ddpm", ("--lr_scheduler=rex", "--num_updates=6")),
