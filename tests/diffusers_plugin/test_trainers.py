@@ -1,6 +1,7 @@
 """The schedules in `transformers.optimization` and by class path, with the calls that trainers make."""
 
 import ast
+import functools
 import importlib
 import pickle
 
@@ -191,10 +192,7 @@ def test_onetrainer_resumes_by_last_epoch():
 
 
 def test_arguments_of_a_command_line_are_read_or_refused():
-    def rex(*arguments):
-        optimizer = torch.optim.SGD([torch.zeros(1)], lr=BASE)
-        return by_path("diffusers_lrlab.get_rex_schedule", optimizer, *arguments)
-
+    rex = functools.partial(by_path, "diffusers_lrlab.get_rex_schedule", torch.optim.SGD([torch.zeros(1)], lr=BASE))
     assert rex("num_training_steps=24.0", "d=0.9", "num_warmup_steps=0.5").plan["num_warmup_steps"] == 12
     with pytest.raises(LabError, match=r"d='0.9' of get_rex_schedule\(\): must be a number, got '0.9' \(str\)"):
         rex("num_training_steps=24", "d='0.9'")
