@@ -99,6 +99,21 @@ for n in range(100):
     scaler.scale(model(x).square().mean() * (float("inf") if n < 8 else 1.0)).backward()
     scaler.step(o); scaler.update(); {}; o.zero_grad()
 """
+# A loss scaler finds an overflow in the updates of a condition.
+OVERFLOWS = """
+o, scaler = adam(), torch.amp.GradScaler("cpu", init_scale=8.0)
+for n in range(20):
+    scaler.scale(model(x).mean() * (float("inf") if {} else 1)).backward()
+    scaler.step(o); scaler.update(); o.zero_grad()
+"""
+# A checkpoint is loaded, and the statement is run between the states of the optimizer and of the scheduler.
+LOADED = """
+o = adam(); s = get_scheduler('linear', o, 0, 40); train(o, 30, step=s.step)
+states = o.state_dict(), s.state_dict()
+o = adam(); s = get_scheduler('linear', o, 0, 40)
+o.load_state_dict(states[0]); {}; s.load_state_dict(states[1])
+train(o, 10, step=s.step)
+"""
 # By the name of a finding: a program that has it, and one that has not.
 PAIRS = {
     "too_long": (
@@ -137,22 +152,7 @@ PAIRS = {
         "o = adam(); train(o, 3); state = o.state_dict(); o = adam(lr=1e-4); o.load_state_dict(state); train(o)",
         "o = adam(); train(o, 3); state = o.state_dict(); o = adam(); o.load_state_dict(state); train(o)",
     ),
-    "jumped": (
-        """
-        o = adam(); s = get_scheduler('linear', o, 0, 40); train(o, 30, step=s.step)
-        states = o.state_dict(), s.state_dict()
-        o = adam(); s = get_scheduler('linear', o, 0, 40)
-        o.load_state_dict(states[0]); o.param_groups[0]["lr"] = 1e-3; s.load_state_dict(states[1])
-        train(o, 10, step=s.step)
-        """,
-        """
-        o = adam(); s = get_scheduler('linear', o, 0, 40); train(o, 30, step=s.step)
-        states = o.state_dict(), s.state_dict()
-        o = adam(); s = get_scheduler('linear', o, 0, 40)
-        o.load_state_dict(states[0]); s.load_state_dict(states[1])
-        train(o, 10, step=s.step)
-        """,
-    ),
+    "jumped": (LOADED.format("o.param_groups[0]['lr'] = 1e-3"), LOADED.format("pass")),
     "high_at_end": (
         "o = adam(); s = ExponentialLR(o, 0.99); train(o, step=s.step)",
         "o = adam(); s = ExponentialLR(o, 0.9); train(o, step=s.step)",
@@ -199,20 +199,7 @@ PAIRS = {
         "o = adam(); s = StepLR(o, 1)\nfor _ in range(4): train(o, 10); s.step()",
         "o = adam(); s = StepLR(o, 10); train(o, step=s.step)",
     ),
-    "overflowed": (
-        """
-        o, scaler = adam(), torch.amp.GradScaler("cpu", init_scale=8.0)
-        for n in range(20):
-            scaler.scale(model(x).mean() * (float("inf") if n % 4 == 0 else 1)).backward()
-            scaler.step(o); scaler.update(); o.zero_grad()
-        """,
-        """
-        o, scaler = adam(), torch.amp.GradScaler("cpu", init_scale=8.0)
-        for n in range(20):
-            scaler.scale(model(x).mean()).backward()
-            scaler.step(o); scaler.update(); o.zero_grad()
-        """,
-    ),
+    "overflowed": (OVERFLOWS.format("n % 4 == 0"), OVERFLOWS.format("False")),
     "unused": (
         "o = adam(); train(o, accumulation=4)\nfor _ in range(3): model(x).mean().backward()",
         "o = adam(); train(o, accumulation=4)\nmodel(x).mean().backward()",

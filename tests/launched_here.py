@@ -23,6 +23,14 @@ def restored_afterwards():
             GradientState._reset_state()
 
 
+def script_of(folder, text):
+    """A script with this text, as the launcher reads it."""
+    from diffusers_lrlab.diffusers_plugin.host.source import HostScript
+
+    (folder / "script.py").write_text(text)
+    return HostScript(str(folder / "script.py"))
+
+
 def launch_here(script, *arguments, options=()):
     """The exit status of the launcher, which runs a script in this process."""
     with restored_afterwards():

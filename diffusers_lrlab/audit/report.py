@@ -47,10 +47,11 @@ def lines_of(audit: Audit) -> list[str]:
     if audit.num_others:
         more = counted(audit.num_others, "other process")
         lines.append(f"This is the first program of the command that trained; {more} also trained. Audit each separately.")
-    findings = [
-        (finding, section) for section in shown for finding in section.findings if not _is_repeated(finding, section, shown)
-    ]
-    findings.sort(key=lambda pair: not pair[0].is_problem)
+    first: dict[Finding, Section] = {}  # of the optimizers with the same text
+    for section in shown:
+        for finding in section.findings:
+            first.setdefault(finding, section)
+    findings = sorted(first.items(), key=lambda pair: not pair[0].is_problem)
     room = max(_MAX_LINES - len(lines), 0)
     room -= 0 < room < len(findings)
     for finding, section in findings[:room]:
@@ -59,12 +60,6 @@ def lines_of(audit: Audit) -> list[str]:
     if len(findings) > room:
         lines.append(f"{counted(len(findings) - room, 'more finding')} in lr_audit.json.")
     return lines
-
-
-def _is_repeated(finding: Finding, section: Section, shown: list[Section]) -> bool:
-    """Whether an earlier optimizer has the same text."""
-    earlier = shown[: shown.index(section)]
-    return any(finding in each.findings for each in earlier)
 
 
 def _title(optimizer: AuditedOptimizer, shown: list[Section]) -> str:

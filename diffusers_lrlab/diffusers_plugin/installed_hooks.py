@@ -11,8 +11,6 @@ from .host.run import HostRun
 from .host.source import HostScript, NotRecognised
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
     from .host.patches import Patches
 
 
@@ -45,26 +43,14 @@ class HookModule(Protocol):
         ...
 
 
-class RangeTest(Protocol):
-    """A learning rate range test, such as [`finder.find.ScriptTest`]."""
-
-    @property
-    def most_updates(self) -> int: ...
-    @property
-    def lr(self) -> float: ...
-    def begin(self, optimizer: Optimizer) -> None: ...
-    def add(self, loss: float) -> bool: ...
-    def fail(self) -> None: ...
-
-
 class Host:
     """The script whose training the hooks change. Closing `patches` restores what they replace."""
 
-    def __init__(self, options: argparse.Namespace, range_test: RangeTest | None = None, patches: Patches | None = None):
+    def __init__(self, options: argparse.Namespace, range_test: Any = None, patches: Patches | None = None):
         self.script = HostScript(options.script)  # in which hooks recognise their calls
         self.run = HostRun(options.strict, patches)  # in this process
         self.options = options_of_test(options) if range_test else options  # of the launcher
-        self.range_test = range_test  # decides on learning rates
+        self.range_test = range_test  # a [`finder.find.ScriptTest`], which decides on learning rates
         self.hooks: dict[str, Any] = {}  # of type `Hook`, by the names of their rows
         for name, entry in HOOKS.items():
             if entry.is_asked(self.options):

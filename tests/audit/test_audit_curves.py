@@ -9,7 +9,6 @@ from diffusers_lrlab.audit.report import describe_curve
 from diffusers_lrlab.audit.result import Expectation, make_audit
 
 N = np.arange(100)
-COSINE = 0.5 * (1 + np.cos(np.pi * N / 100))
 CURVES = {
     "a warm-up": (
         1e-3 * np.minimum(N / 10, (100 - N) / 90),
@@ -21,8 +20,7 @@ CURVES = {
     ),
     "restarts": (
         1e-3 * (1 - N % 5 / 5),
-        "0.001 at update 0 (the highest), restarts 19 times from 0.0002, first at update 5, 0.0002 at the last "
-        "(20 % of the highest)",
+        "0.001 at update 0 (the highest), restarts 19 times from 0.0002, first at update 5",
     ),
     "triangles after a warm-up": (
         1e-3 * np.where(N < 10, N / 10, 1 - abs((N - 10) % 10 - 5) / 10)[:95],
@@ -40,7 +38,6 @@ def test_a_curve_is_described_where_it_turns(name):
 
 STEPWISE = "o = adam(); s = {}; train(o, 300, step=s.step)"
 OVER = {
-    "milestones": (STEPWISE.format("MultiStepLR(o, [5, 9], 0.1)"), "At 1 % of the peak from update 9 of 300 on"),
     "cyclic": (
         STEPWISE.format("CyclicLR(o, 0, 1e-3, 5, mode='triangular2', cycle_momentum=False)"),
         "Below 0.1 % of the peak from update 98 of 300 on",
@@ -51,7 +48,6 @@ OVER = {
     ),
 }
 MEANT = {
-    "cosine": STEPWISE.format("CosineAnnealingLR(o, 300)"),
     "a floor late": STEPWISE.format("LambdaLR(o, lambda n: max(0.98 ** n, 0.01))"),
     "one of two groups frozen": """
         o = torch.optim.AdamW([{'params': [model.weight]}, {'params': [model.bias]}], lr=1e-3)
@@ -65,7 +61,6 @@ RESUMED = {
     "right": PAIRS["schedule_not_resumed"][1],
     "twice": PAIRS["schedule_not_resumed"][1].replace("39", "79"),
     "nothing loaded": f"o = adam(); {NESTED}; train(o, 40, step=s.step); o = adam(); {NESTED}; train(o, 60, step=s.step)",
-    "SGD": PAIRS["schedule_not_resumed"][1].replace("adam()", "torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)"),
     "steps of Prodigy": """
         o = torch.optim.SGD(model.parameters(), 1e-3); o.param_groups[0].update(d=1.0, k=40)
         s = CosineAnnealingLR(o, 100); train(o, 60, step=s.step)
@@ -73,11 +68,6 @@ RESUMED = {
     "a parameter that is no count": """
         o = torch.optim.SGD(model.parameters(), 1e-3); o.param_groups[0].update(k=40)
         s = CosineAnnealingLR(o, 60); train(o, 60, step=s.step)
-    """,
-    "by epoch": """
-        o = adam(); train(o, 40); state = o.state_dict()
-        o = adam(); o.load_state_dict(state); s = CosineAnnealingLR(o, 10)
-        for _ in range(6): train(o, 10); s.step()
     """,
     "by epoch, resumed": """
         o = adam(); train(o, 40); state = o.state_dict(); state['param_groups'][0]['initial_lr'] = 1e-3
@@ -103,7 +93,6 @@ AHEAD = {
     "forwarded after a load": PAIRS["schedule_not_resumed"][1].replace(
         "s = LambdaLR(o, s.lr_lambdas[0], 39)", f"{NESTED}; [s.step() for _ in range(40)]"
     ),
-    "step(0) before": "o = adam(); s = LambdaLR(o, lambda n: 1 - n / 40); s.step(0); train(o, step=s.step)",
     "one after the other": """
         o = adam(); first = CosineAnnealingLR(o, 50); train(o, 50, step=first.step)
         o.param_groups[0].update(lr=1e-4, initial_lr=1e-4)
@@ -133,11 +122,8 @@ run.patches.close()
 @pytest.fixture(scope="module")
 def audits(tmp_path_factory):
     programs = {f"over {name}": program for name, (program, _) in OVER.items()}
-    for group in (MEANT, RESUMED, AHEAD):
-        assert not programs.keys() & group.keys()
-        programs |= group
+    programs |= MEANT | RESUMED | AHEAD
     programs |= {"replaced": REPLACED, "scaler": SCALED.format("s.step()")}
-    programs |= {"scaler, no step": SCALED.format("n >= 8 and s.step()")}
     return audits_of_all(programs, tmp_path_factory.mktemp("records"))
 
 
@@ -174,10 +160,8 @@ def test_a_resume_without_the_state_of_the_scheduler_is_told_to_load_it(audits):
     ("name", "fires"),
     [
         ("nothing loaded", False),
-        ("SGD", False),
         ("steps of Prodigy", True),
         ("a parameter that is no count", False),
-        ("by epoch", True),
         ("by epoch, resumed", False),
         ("scaler", False),
         ("forwarded after a load", False),
@@ -188,37 +172,32 @@ def test_the_count_of_an_optimizer_is_read_where_it_has_one(audits, name, fires)
     assert ("schedule_not_resumed" in names_of(audits[name], last)) == fires
 
 
-def test_steps_of_the_scheduler_during_skipped_updates_are_named_with_their_rates(audits):
-    text = text_of(audits["scaler"], "ahead_of_updates")
-    assert "8 times before the first update, while the loss scaler skipped 8 updates" in text
-    assert "no update had its rates from 4e-05 to 0.0008" in text
-    assert "at 97.1 % of the peak" in text
-    assert "scaler.get_scale()" in text
-    assert audits["scaler"].sections[0].findings[0].is_problem
-
-
-def test_a_scheduler_stepped_before_the_update_is_one_ahead(audits):
-    text = text_of(audits["before the first"], "ahead_of_updates")
-    assert "once before the first update, so no update had its rate of 0.001" in text
-    assert "after optimizer.step()" in text
+@cases(
+    ("name", "finding", "parts"),
+    [
+        (
+            "scaler",
+            "ahead_of_updates",
+            [
+                "8 times before the first update, while the loss scaler skipped 8 updates",
+                "no update had its rates from 4e-05 to 0.0008",
+                "scaler.get_scale()",
+            ],
+        ),
+        ("before the first", "ahead_of_updates", ["once before the first update, so no update had its rate of 0.001"]),
+        ("skipped by hand", "ahead_of_updates", ["20 steps of the scheduler without an update"]),
+        ("late", "rarely_stepped", ["first stepped after update 50"]),
+    ],
+)
+def test_steps_of_the_scheduler_without_an_update_are_named_with_their_rates(audits, name, finding, parts):
+    assert all(part in text_of(audits[name], finding) for part in parts)
 
 
 def test_a_new_state_that_accelerate_loads_is_no_resume(audits):
     assert names_of(audits["by accelerate"]) == {"ahead_of_updates"}
 
 
-def test_a_scheduler_that_is_first_stepped_late_is_not_called_one_by_epoch(audits):
-    assert "first stepped after update 50" in text_of(audits["late"], "rarely_stepped")
-
-
-def test_steps_without_updates_later_are_counted(audits):
-    assert "20 steps of the scheduler without an update" in text_of(audits["skipped by hand"], "ahead_of_updates")
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["forwarded after a load", "step(0) before", "one after the other", "chained"],
-)
+@cases("name", ["forwarded after a load", "one after the other", "chained"])
 def test_a_scheduler_at_its_update_is_not_ahead(audits, name):
     assert not names_of(audits[name], len(audits[name].sections) - 1) - {"warmup_scaled"}
 

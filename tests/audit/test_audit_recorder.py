@@ -22,15 +22,6 @@ PROGRAMS = {
         adam()
         train(Own(model.parameters(), lr=1e-3), 5)
     """,
-    "inside": """
-        class Lookahead(torch.optim.Optimizer):
-            def __init__(self, inner):
-                self.inner = inner
-                super().__init__(inner.param_groups, {})
-            def step(self, closure=None):
-                self.inner.step()
-        train(Lookahead(adam()), 5)
-    """,
     "no constructor": """
         class Wrapper(torch.optim.Optimizer):
             def __init__(self, optimizer):
@@ -127,26 +118,15 @@ def only(audit):
 
 @pytest.mark.parametrize(
     ("program", "name", "num_updates"),
-    [("base class", "Own", 5), ("inside", "AdamW", 5), ("no constructor", "AdamW", 5), ("closure", "LBFGS", 4)],
+    [("base class", "Own", 5), ("no constructor", "AdamW", 5), ("closure", "LBFGS", 4), ("failed step", "Fails", 4)],
 )
-def test_a_step_inside_a_step_counts_once(audits, program, name, num_updates):
+def test_a_step_inside_a_step_counts_once_and_a_failed_one_hides_none(audits, program, name, num_updates):
     optimizer = only(audits[program])
     assert (optimizer.name, optimizer.num_updates) == (name, num_updates)
 
 
-def test_the_scheduler_of_a_wrapper_is_that_of_the_optimizer_inside(audits):
-    optimizer = only(audits["no constructor"])
-    assert optimizer.scheduler["length"] == 5
-    assert optimizer.column("s").tolist() == [0, 1, 2, 3, 4]
-    np.testing.assert_allclose(optimizer.lead, [1e-3, 8e-4, 6e-4, 4e-4, 2e-4])
-
-
 def test_backward_passes_in_a_closure_belong_to_its_step(audits):
     assert set(only(audits["closure"]).column("b")) <= {1, 2, 3, 4}
-
-
-def test_a_step_that_fails_does_not_hide_later_ones(audits):
-    assert only(audits["failed step"]).num_updates == 4
 
 
 def test_gradients_used_outside_of_a_step_are_not_called_deleted(audits):
@@ -177,11 +157,7 @@ def test_optimizers_that_take_turns_are_told_apart(audits):
         assert section.optimizer.num_updates == 6
         assert section.optimizer.column("b").tolist() == [1] * 6
         assert not section.findings
-    assert only_momentum(sgd) == {0.9}
-
-
-def only_momentum(section):
-    return {*section.optimizer.of_groups("m")[:, 0]}
+    assert {*sgd.optimizer.of_groups("m")[:, 0]} == {0.9}
 
 
 def test_every_parameter_group_is_recorded(audits):
@@ -191,21 +167,27 @@ def test_every_parameter_group_is_recorded(audits):
     assert [(group["indices"], group["num_parameters"]) for group in groups] == [([0], 16), ([1], 4)]
 
 
-def test_a_rate_that_a_hook_sets_before_the_step_is_that_of_the_step(audits):
-    """As the launcher does."""
+@pytest.mark.parametrize(
+    ("program", "column", "expected"),
+    [
+        ("checkpointed", "b", [1, 1, 1]),
+        ("fused", "i", [1, 1, 0, 0, 0, 0, 0, 0]),  # overflows, which the optimizer itself skips
+        ("no constructor", "s", [0, 1, 2, 3, 4]),
+    ],
+)
+def test_backward_passes_overflows_and_steps_of_the_scheduler_are_counted(audits, program, column, expected):
+    assert only(audits[program]).column(column).tolist() == expected
+
+
+def test_the_rate_is_that_of_the_step(audits):
+    """Also if a hook sets it, as the launcher does, or a wrapper is scheduled around the optimizer."""
     assert only(audits["rate set by a hook"]).lr[:, 0].tolist() == [0.25] * 3
-
-
-def test_a_checkpointed_backward_pass_counts_once(audits):
-    assert only(audits["checkpointed"]).column("b").tolist() == [1, 1, 1]
+    np.testing.assert_allclose(only(audits["no constructor"]).lead, [1e-3, 8e-4, 6e-4, 4e-4, 2e-4])
+    assert only(audits["no constructor"]).scheduler["length"] == 5
 
 
 def test_gradients_deleted_by_the_model_are_seen(audits):
     assert "discarded" in names_of(audits["model's zero_grad"])
-
-
-def test_overflows_that_a_fused_optimizer_skips_are_seen(audits):
-    assert only(audits["fused"]).column("i").tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -228,20 +210,18 @@ def test_an_exception_leaves_the_audit_of_what_ran(tmp_path):
     assert "The program ended with status 1; this is the audit of what ran." in lines_of(audit)
 
 
-EXPECTED = {
-    "right": (Expectation("cosine", num_warmup_steps=4), None),
-    "other peak": (Expectation("cosine", 40, 4, 2e-3), 1),
-    "no warm-up": (Expectation("cosine"), 0),
-    "longer": (Expectation("cosine", 50, 4), 5),
-    "other": (Expectation("linear", num_warmup_steps=4), 5),
-}
-
-
-@pytest.mark.parametrize("case", EXPECTED)
-def test_an_expectation_is_compared_update_by_update(audits, case):
-    expectation, first = EXPECTED[case]
-    recorded = audits["expected"]
-    audit = make_audit([], 0, recorded.processes, expectation)
+@pytest.mark.parametrize(
+    ("expectation", "first"),
+    [
+        (Expectation("cosine", num_warmup_steps=4), None),
+        (Expectation("cosine", 40, 4, 2e-3), 1),
+        (Expectation("cosine"), 0),
+        (Expectation("cosine", 50, 4), 5),
+    ],
+    ids=["right", "other_peak", "no_warmup", "longer"],
+)
+def test_an_expectation_is_compared_update_by_update(audits, expectation, first):
+    audit = make_audit([], 0, audits["expected"].processes, expectation)
     assert audit.sections[0].comparison.first_deviating_update == first
     assert audit.holds == (first is None)
     assert ("NOT as expected" in " ".join(lines_of(audit))) == (first is not None)
@@ -252,9 +232,7 @@ def test_a_run_too_short_for_the_expectation_is_still_reported(audits):
     assert not audit.holds
     assert "Expected cosine: cannot be compared. Warm-up of 50 updates does not fit" in "\n".join(lines_of(audit))
     assert as_json(audit)["as_expected"] is False
-    section = as_json(audits["expected"])["optimizers"][0]
-    assert section["scheduler_steps"] == list(range(40))
-    assert {*map(type, section["scheduler_steps"] + section["backward_passes"])} == {int}
+    assert as_json(audits["expected"])["optimizers"][0]["scheduler_steps"] == list(range(40))
 
 
 ACCELERATE = """
@@ -290,14 +268,11 @@ RECORDER = Path(recorder.__file__).parent
 
 @pytest.mark.parametrize("path", [*RECORDER.glob("*.py"), *RECORDER.parent.glob("startup/*.py")], ids=lambda path: path.name)
 def test_what_runs_in_the_program_is_python_3_10_and_needs_torch_alone(path):
-    tree = ast.parse(path.read_text(), feature_version=(3, 10))
-    imported = {
-        alias.name.partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
-    }
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    imported |= {node.module.partition(".")[0] for node in nodes if node.level == 0}
-    assert imported - {"torch"} <= sys.stdlib_module_names
-    assert {node.level for node in nodes} <= {0, 1}
+    nodes = [*ast.walk(ast.parse(path.read_text(), feature_version=(3, 10)))]
+    imported = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    imported += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 0]
+    assert {name.partition(".")[0] for name in imported} - {"torch"} <= sys.stdlib_module_names
+    assert {node.level for node in nodes if isinstance(node, ast.ImportFrom)} <= {0, 1}
 
 
 def test_two_programs_of_a_command_are_told_apart(tmp_path):

@@ -1,12 +1,11 @@
 """A hook of the launcher is one file and one row: here it is made up, and all of the launcher knows it."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from launched_here import launch_here
+from launched_here import launch_here, script_of
 
 from diffusers_lrlab.core.environment import EXTRAS
 from diffusers_lrlab.core.errors import LabError
@@ -65,11 +64,6 @@ def row(acts=False, **more):
 @pytest.fixture
 def register(monkeypatch):
     return lambda **more: monkeypatch.setitem(HOOKS, "counting", row(**more))
-
-
-def script_of(folder, text):
-    (folder / "script.py").write_text(text)
-    return HostScript(str(folder / "script.py"))
 
 
 def options_of(*words, script=SCRIPTS / "ddpm_script.py"):
@@ -145,6 +139,7 @@ def test_a_hook_has_those_that_it_needs(tmp_path, capsys):
     # A sampler that is refused, for want of losses to follow, is not that of other hooks.
     both = options_of("--timestep_sampler=infonoise", "--loss_weighting=min_snr", script=SCRIPTS / "flow_script.py")
     assert made(both) == {"clock", "timesteps", "weighting"}
+    assert "--timestep_sampler cannot be used in this script: it does not call F.mse_loss" in capsys.readouterr().err
     # Two losses of a timestep, as of a preference, cannot be weighted.
     draw = "torch.randint(0, scheduler.config.num_train_timesteps, (size,)).repeat(2)"
     script = script_of(tmp_path, f"timesteps = {draw}\nF.mse_loss(a, b)\n").path
@@ -179,12 +174,9 @@ def test_each_option_is_explained_in_scripts_of_both_forms(tmp_path):
     assert "has no known fault" in text
 
 
-@pytest.mark.slow
-def test_explaining_runs_nothing(tmp_path):
-    """From the command line, with the script's own arguments behind its name."""
-    (tmp_path / "script.py").write_text("raise SystemExit('it ran')")
-    command = [sys.executable, "-m", "diffusers_lrlab.launch", "--explain", str(tmp_path / "script.py"), "--its=own"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr, done.stdout[: len(command[4])]) == (0, "", command[4])
-    done = subprocess.run([*command[:4], "nowhere.py"], capture_output=True, text=True, check=False)
-    assert (done.returncode, "Cannot read the script 'nowhere.py'" in done.stderr) == (2, True)
+def test_explaining_runs_nothing(tmp_path, capfd):
+    """With the script's own arguments behind its name."""
+    script = script_of(tmp_path, "raise SystemExit('it ran')").path
+    assert launch_here(script, "--its=own", options=["--explain"]) == 0
+    said = capfd.readouterr()
+    assert (said.err, said.out[: len(script)]) == ("", script)

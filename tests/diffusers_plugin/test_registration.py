@@ -1,33 +1,24 @@
 """The schedules inside `diffusers.optimization`; in fresh processes where it matters what is imported when."""
 
-import os
+import copy
+import pickle
+import re
 import subprocess
 import sys
 import textwrap
 
 import pytest
-import started
+import torch
+from diffusers import optimization
+from diffusers.optimization import TYPE_TO_SCHEDULER_FUNCTION, SchedulerType
 from hosts import HAS_GREEDY
-from published import refuse_warnings
+from tables import cases
 
+import diffusers_lrlab
 from diffusers_lrlab.schedules.registries import SCHEDULERS
 
 NEW_NAMES = [name for name in (*SCHEDULERS, *SCHEDULERS.aliases) if "host" not in SCHEDULERS[name].traits]
 BUILT = [*NEW_NAMES, "greedy:smooth=true"] if HAS_GREEDY else [name for name in NEW_NAMES if name != "greedy"]
-
-
-def run_python(code, *arguments):
-    """Runs code in a fresh interpreter and returns what it prints."""
-    command = [sys.executable, "-W", "error", *arguments, "-c", textwrap.dedent(code)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
-def run_forked(code):
-    """The same where everything is imported already."""
-    status, _, error = started.run("-c", textwrap.dedent(code), env=os.environ, before=refuse_warnings)
-    assert status == 0, error
 
 
 USE = """
@@ -39,12 +30,14 @@ for _ in range(5):
     lrs.append(optimizer.param_groups[0]["lr"]); optimizer.step(); scheduler.step()
 assert lrs == [0.0, 1.0, 1.0, 0.5, 0.5], lrs
 """
+OF_TRANSFORMERS = "\nfrom transformers.trainer_utils import SchedulerType; assert SchedulerType('rex') == 'rex'"
 IMPORTS = {
-    "before": "import diffusers_lrlab\nfrom diffusers.optimization import get_scheduler",
-    "after": "from diffusers.optimization import get_scheduler\nimport diffusers_lrlab",
-    "after, from the top": "from diffusers import get_scheduler\nimport diffusers_lrlab",
-    "twice, before": "import diffusers_lrlab, importlib\nimportlib.reload(diffusers_lrlab)\n"
-    "from diffusers.optimization import get_scheduler",
+    "before": "import diffusers_lrlab\nfrom diffusers.optimization import get_scheduler" + USE,
+    "after": "from diffusers.optimization import get_scheduler\nimport diffusers_lrlab" + USE,
+    "twice": "import diffusers_lrlab, importlib\nimportlib.reload(diffusers_lrlab)\nfrom diffusers import get_scheduler"
+    + USE,
+    "before transformers": "import diffusers_lrlab, transformers" + OF_TRANSFORMERS,
+    "after transformers": "import transformers.optimization, diffusers_lrlab" + OF_TRANSFORMERS,
 }
 
 
@@ -54,7 +47,7 @@ def test_names_work_whatever_is_imported_first():
 
     The package by itself imports nothing heavy.
     """
-    run_python(
+    code = textwrap.dedent(
         f"""
         import os, sys
         child = os.fork()
@@ -68,17 +61,9 @@ def test_names_work_whatever_is_imported_first():
         for name, imports in {IMPORTS!r}.items():
             child = os.fork()
             if not child:
-                exec(imports + {USE!r}, {{}})
+                exec(imports, {{}})
                 os._exit(0)
             assert os.waitpid(child, 0)[1] == 0, name
-        for imports in ("import diffusers_lrlab, transformers", "import transformers.optimization, diffusers_lrlab"):
-            child = os.fork()
-            if not child:
-                exec(imports)
-                from transformers.trainer_utils import SchedulerType
-                assert SchedulerType("rex") == "rex", imports
-                os._exit(0)
-            assert os.waitpid(child, 0)[1] == 0, imports
         import diffusers.optimization as o
         get_scheduler, before = o.get_scheduler, dict(o.TYPE_TO_SCHEDULER_FUNCTION)
         import diffusers_lrlab
@@ -87,69 +72,55 @@ def test_names_work_whatever_is_imported_first():
         assert all(o.TYPE_TO_SCHEDULER_FUNCTION[member] is function for member, function in before.items())
         """
     )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], timeout=300, check=True)
 
 
 def test_the_enum_stays_an_enum():
-    run_forked(
-        f"""
-        import copy, pickle
-        import diffusers_lrlab
-        from diffusers.optimization import SchedulerType, TYPE_TO_SCHEDULER_FUNCTION
-        for name in {NEW_NAMES!r}:
-            member = SchedulerType(name)
-            assert member is SchedulerType(name) is getattr(SchedulerType, name.upper()) is SchedulerType[name.upper()]
-            assert (member.name, member.value) == (name.upper(), name)
-            assert member in SchedulerType and member in list(SchedulerType) and member in TYPE_TO_SCHEDULER_FUNCTION
-            assert pickle.loads(pickle.dumps(member)) is member and copy.deepcopy(member) is member
-        assert len(SchedulerType) == 7 + {len(NEW_NAMES)}
-        spec = SchedulerType("step:gamma=0.5")
-        assert spec is SchedulerType("step:gamma=0.5") and pickle.loads(pickle.dumps(spec)) is spec
-        assert len(SchedulerType) == 7 + {len(NEW_NAMES)}, "spec strings are not listed"
-        pickle.dumps(TYPE_TO_SCHEDULER_FUNCTION[spec])
-        """
-    )
+    for name in NEW_NAMES:
+        member = SchedulerType(name)
+        assert member is SchedulerType(name) is getattr(SchedulerType, name.upper()) is SchedulerType[name.upper()]
+        assert (member.name, member.value) == (name.upper(), name)
+        assert member in SchedulerType
+        assert member in TYPE_TO_SCHEDULER_FUNCTION
+        assert pickle.loads(pickle.dumps(member)) is copy.deepcopy(member) is member
+    num, spec = len(SchedulerType), SchedulerType("step:gamma=0.5")
+    assert spec is SchedulerType("step:gamma=0.5") is pickle.loads(pickle.dumps(spec))
+    assert len(SchedulerType) == num, "spec strings are not listed"
+    pickle.dumps(TYPE_TO_SCHEDULER_FUNCTION[spec])
 
 
-def test_every_name_and_spec_string_makes_what_our_own_get_scheduler_makes():
-    run_forked(
-        f"""
-        import torch, diffusers_lrlab
-        from diffusers.optimization import SchedulerType, get_scheduler
-        def adamw():
-            return torch.optim.AdamW([torch.zeros(1)], lr=1e-3)
-        specs = [
-            "wsd:decay_type=1-sqrt,num_decay_steps=0.2", "warmup_stable_decay:min_lr_ratio=0.1,warmup_type=cosine",
-            "join:schedules=[constant|rex:d=0.9],boundaries=[0.5],scales=[1|0.5]",
-            'join:{{"schedules": ["linear", "cosine:num_cycles=1.5"], "boundaries": [12]}}',
-            "multistep:milestones=[5|0.5]", "piecewise:updates=[0|0.5|1.0],values=[1|0.1|0]", "cosine:min_lr=1e-5",
-            "one_cycle:cycle_momentum=false", "mdlrc:min_momentum=0.2", "demon", "cosine_annealing:eta_min=1e-5",
-            "reduce_lr_on_plateau:patience=2", "adaptive:increase=1.1",
-            # What diffusers' own get_scheduler does not reach of its own seven.
-            "linear:f_min=0.5", "polynomial:lr_end=1e-5", "cosine:warmup_type=cosine",
-            'piecewise_constant:{{"step_rules": "1:5,0.1"}}',
-        ]
-        for spec in (*{BUILT!r}, *specs):
-            warmup = 0 if spec.startswith("piecewise_constant") else 4
-            theirs = get_scheduler(spec, adamw(), num_warmup_steps=warmup, num_training_steps=20)
-            ours = diffusers_lrlab.get_scheduler(spec, adamw(), warmup, 20)
-            assert type(theirs) is type(ours) and theirs.state_dict() == ours.state_dict(), spec
-        for name, factor in (("mdlrc", 1 - 0.9 * 7 / 8), ("demon", 1.0)):
-            optimizer = adamw()
-            scheduler = get_scheduler(SchedulerType[name.upper()], optimizer, num_warmup_steps=0, num_training_steps=8)
-            for _ in range(7):
-                optimizer.step(); scheduler.step()
-            group = optimizer.param_groups[0]
-            assert abs(group["lr"] - factor * 1e-3) < 1e-15, group
-            assert abs(group["betas"][0] - 0.1125 / 0.2125) < 1e-12, group
-        for name, part in (
-            ("reduce_lr_on_plateau", "PlateauWithWarmup needs a metric: call advance()"),
-            ("cosin", "Did you mean 'cosine'"), ("step:gama=1", "Did you mean 'gamma'"),
-        ):
-            try:
-                get_scheduler(name, adamw(), num_warmup_steps=0, num_training_steps=20).step()
-            except ValueError as error:
-                assert part in str(error), error
-            else:
-                raise AssertionError(name)
-        """
-    )
+SPECS = [
+    *("wsd:decay_type=1-sqrt,num_decay_steps=0.2", "warmup_stable_decay:min_lr_ratio=0.1,warmup_type=cosine"),
+    "join:schedules=[constant|rex:d=0.9],boundaries=[0.5],scales=[1|0.5]",
+    'join:{"schedules": ["linear", "cosine:num_cycles=1.5"], "boundaries": [12]}',
+    "piecewise:updates=[0|0.5|1.0],values=[1|0.1|0]",
+    *("mdlrc:min_momentum=0.2", "reduce_lr_on_plateau:patience=2"),
+    # What diffusers' own get_scheduler does not reach of its own seven.
+    *("linear:f_min=0.5", "polynomial:lr_end=1e-5", "cosine:warmup_type=cosine"),
+    'piecewise_constant:{"step_rules": "1:5,0.1"}',
+]
+
+
+def adamw():
+    return torch.optim.AdamW([torch.zeros(1)], lr=1e-3)
+
+
+@cases("spec", [*BUILT, *SPECS])
+def test_every_name_and_spec_string_makes_what_our_own_get_scheduler_makes(spec):
+    warmup = 0 if spec.startswith("piecewise_constant") else 4
+    theirs = optimization.get_scheduler(spec, adamw(), num_warmup_steps=warmup, num_training_steps=20)
+    ours = diffusers_lrlab.get_scheduler(spec, adamw(), warmup, 20)
+    assert type(theirs) is type(ours)
+    assert theirs.state_dict() == ours.state_dict()
+
+
+@cases(
+    ("name", "part"),
+    [
+        ("reduce_lr_on_plateau", "PlateauWithWarmup needs a metric: call advance()"),
+        ("cosin", "Did you mean 'cosine'"),
+    ],
+)
+def test_wrong_names_are_explained(name, part):
+    with pytest.raises(ValueError, match=re.escape(part)):
+        optimization.get_scheduler(name, adamw(), num_warmup_steps=0, num_training_steps=20).step()

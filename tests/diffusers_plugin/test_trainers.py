@@ -1,6 +1,7 @@
 """The schedules in `transformers.optimization` and by class path, with the calls that trainers make."""
 
 import ast
+import functools
 import importlib
 import pickle
 
@@ -61,9 +62,7 @@ def test_the_enum_stays_an_enum_of_texts():
         member = SchedulerType(spec)
         assert isinstance(member, str)
         assert member == spec
-        assert member is SchedulerType(spec)
-        assert pickle.loads(pickle.dumps(member)) is member
-        assert member not in map(SchedulerType, OWN)
+        assert member is SchedulerType(spec) is pickle.loads(pickle.dumps(member))
         assert pickle.loads(pickle.dumps(optimization.TYPE_TO_SCHEDULER_FUNCTION[member]))
     assert "rex:d=0.9" not in [member.value for member in SchedulerType], "spec strings are not listed"
 
@@ -72,7 +71,6 @@ def test_wrong_names_and_parameters_are_explained():
     for spec, kwargs, part in (
         ("cosin", {}, "Did you mean 'cosine'"),
         ("rex:e=1", {}, "it takes d, min_lr"),
-        ("rex", {"power": 1.0}, "'rex' does not take 'power'"),
         ("rex:d=0.9", {"d": 0.8}, "'d' is given twice"),
     ):
         with pytest.raises(LabError, match=part):
@@ -89,13 +87,9 @@ def test_wrong_names_and_parameters_are_explained():
 # --- transformers.Trainer --------------------------------------------------------------------------------------------
 
 
-class Line(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-
+class Line(torch.nn.Linear):
     def forward(self, x):
-        return {"loss": self.layer(x).square().mean()}
+        return {"loss": super().forward(x).square().mean()}
 
 
 def trainer(folder, name, **options):
@@ -103,7 +97,7 @@ def trainer(folder, name, **options):
     options = {**defaults, "save_strategy": "no", "disable_tqdm": True, "dataloader_pin_memory": False, **options}
     arguments = transformers.TrainingArguments(str(folder), lr_scheduler_type=name, **options)
     data = [{"x": torch.ones(1)} for _ in range(8)]
-    return transformers.Trainer(Line(), arguments, train_dataset=data)
+    return transformers.Trainer(Line(1, 1), arguments, train_dataset=data)
 
 
 def test_trainer_runs_the_curve_with_accumulation_and_resumes(tmp_path):
@@ -120,27 +114,23 @@ needs_parser = pytest.mark.skipif(not at_least("transformers", 5, 0), reason="4.
 SCRIPT = """
 import torch, transformers
 
-class Line(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-
+class Line(torch.nn.Linear):
     def forward(self, x):
-        return {"loss": self.layer(x).square().mean()}
+        return {"loss": super().forward(x).square().mean()}
 
 (arguments,) = transformers.HfArgumentParser(transformers.TrainingArguments).parse_args_into_dataclasses()
-transformers.Trainer(Line(), arguments, train_dataset=[{"x": torch.ones(1)}] * 64).train()
+transformers.Trainer(Line(1, 1), arguments, train_dataset=[{"x": torch.ones(1)}] * 64).train()
 """
 
 
 @needs_parser
-@cases("length", [["--max_steps=6"], ["--num_train_epochs=1.5"]])
+@cases("length", ["--max_steps=6", "--num_train_epochs=1.5"])
 def test_a_script_with_trainer_under_the_launcher(length, tmp_path, capfd):
     """Its options of length and accumulation have transformers' names."""
     (tmp_path / "script.py").write_text(SCRIPT)
     options = ["--use_cpu", "--save_strategy=no", "--report_to=none", "--disable_tqdm=true", "--warmup_steps=2"]
     options += [f"--output_dir={tmp_path}", "--gradient_accumulation_steps=2", "--lr_scheduler_type=wsd:decay_type=1-sqrt"]
-    assert launch_here(tmp_path / "script.py", *options, *length, options=["--strict_lr_audit"]) == 0
+    assert launch_here(tmp_path / "script.py", *options, length, options=["--strict_lr_audit"]) == 0
     assert "LR audit: 6 updates, every value that follows the clock was as expected.\n" in capfd.readouterr().err
 
 
@@ -164,7 +154,7 @@ def by_path(path, optimizer, *arguments):
     return getattr(importlib.import_module(module), name)(optimizer, **kwargs)
 
 
-@cases(("name", "kwargs"), [("rex", {"d": 0.9}), ("wsd:decay_type=1-sqrt", {}), ("mdlrc", {}), ("step:gamma=0.5", {})])
+@cases(("name", "kwargs"), [("rex", {"d": 0.9}), ("wsd:decay_type=1-sqrt", {}), ("mdlrc", {})])
 def test_a_decay_of_0_steps_is_none_and_one_of_more_is_of_wsd_alone(name, kwargs):
     optimizer = torch.optim.AdamW([torch.zeros(1)], lr=BASE)
     applied = run(by_name_as_in_sd_scripts(name, optimizer, **kwargs), optimizer, N)
@@ -187,17 +177,11 @@ def test_total_iters_is_the_length(library):
 
 @cases("name", [name for name in list_schedulers() if "feedback" not in SCHEDULERS[name].traits])
 def test_every_schedule_has_a_path(name):
+    """Also as OneTrainer's CUSTOM calls it, with a `last_epoch` of -1 in a new run."""
     row = Row(name, {})
     optimizer, warmup = row.optimizer(), row.warmup(WARMUP)
-    path = f"diffusers_lrlab.get_{name}_schedule"
-    scheduler = by_path(path, optimizer, f"num_training_steps={N}", f"num_warmup_steps={warmup}")
-    check(row, scheduler, optimizer)
-    # OneTrainer's CUSTOM: by keyword, with a `last_epoch` of -1 in a new run.
-    optimizer = row.optimizer()
-    scheduler = getattr(diffusers_lrlab, path.rpartition(".")[2])(
-        optimizer=optimizer, last_epoch=-1, num_training_steps=N, num_warmup_steps=warmup
-    )
-    check(row, scheduler, optimizer)
+    clock = (f"num_training_steps={N}", f"num_warmup_steps={warmup}", "last_epoch=-1")
+    check(row, by_path(f"diffusers_lrlab.get_{name}_schedule", optimizer, *clock), optimizer)
 
 
 def test_onetrainer_resumes_by_last_epoch():
@@ -208,10 +192,7 @@ def test_onetrainer_resumes_by_last_epoch():
 
 
 def test_arguments_of_a_command_line_are_read_or_refused():
-    def rex(*arguments):
-        optimizer = torch.optim.SGD([torch.zeros(1)], lr=BASE)
-        return by_path("diffusers_lrlab.get_rex_schedule", optimizer, *arguments)
-
+    rex = functools.partial(by_path, "diffusers_lrlab.get_rex_schedule", torch.optim.SGD([torch.zeros(1)], lr=BASE))
     assert rex("num_training_steps=24.0", "d=0.9", "num_warmup_steps=0.5").plan["num_warmup_steps"] == 12
     with pytest.raises(LabError, match=r"d='0.9' of get_rex_schedule\(\): must be a number, got '0.9' \(str\)"):
         rex("num_training_steps=24", "d='0.9'")
@@ -225,15 +206,14 @@ def test_arguments_of_a_command_line_are_read_or_refused():
 # --- what trainers do with a scheduler -------------------------------------------------------------------------------
 
 
-def ways(spec="rex:d=0.9"):
+def ways():
     """The same schedule, made in each way."""
+    clock, of_diffusers = (WARMUP, N), importlib.import_module("diffusers.optimization")
     for make in (
-        lambda optimizer: get_scheduler(spec, optimizer, WARMUP, N),
-        lambda optimizer: transformers.get_scheduler(spec, optimizer, WARMUP, N),
-        lambda optimizer: importlib.import_module("diffusers").optimization.get_scheduler(
-            spec, optimizer, num_warmup_steps=WARMUP, num_training_steps=N
-        ),
-        lambda optimizer: diffusers_lrlab.get_rex_schedule(optimizer, WARMUP, N, d=0.9),
+        lambda optimizer: get_scheduler("rex:d=0.9", optimizer, *clock),
+        lambda optimizer: transformers.get_scheduler("rex:d=0.9", optimizer, *clock),
+        lambda optimizer: of_diffusers.get_scheduler("rex:d=0.9", optimizer, None, *clock),
+        lambda optimizer: diffusers_lrlab.get_rex_schedule(optimizer, *clock, d=0.9),
     ):
         optimizer = torch.optim.SGD([torch.zeros(1)], lr=BASE)
         yield make(optimizer), optimizer

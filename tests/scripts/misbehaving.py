@@ -32,7 +32,6 @@ schedule("schedule_needs_numbers", lambda progress: 1.0 if progress.fraction < 0
 schedule("schedule_none", lambda progress: None)
 schedule("schedule_exits", lambda progress: sys.exit(0))
 schedule("schedule_of_others", lambda progress: np.ones(3))
-schedule("schedule_column", lambda progress: np.ones((np.size(progress.update), 1)))
 schedule("schedule_nan", lambda progress: np.where(progress.fraction > 0.5, np.nan, 1.0))
 schedule("schedule_alone_negative", lambda progress: 1.0 + 0.0 * progress.fraction if np.ndim(progress.update) else -1.0)
 
@@ -44,19 +43,14 @@ class FailingFeedback(torch.optim.lr_scheduler.ReduceLROnPlateau):
 
 schedule("feedback_raises", "lrlab_plugin_misbehaving:FailingFeedback", traits=("feedback",))
 
-
 momentum("momentum_raises", lambda progress, momentum: momentum * undefined)  # noqa: F821
 momentum("momentum_one_number", lambda progress, momentum: momentum)
-momentum("momentum_three", lambda progress, momentum: (momentum, 1.0, 1.0))
-momentum("momentum_of_others", lambda progress, momentum: (np.full(3, momentum), 1.0))
 momentum("momentum_above_one", lambda progress, momentum: (1.5, 1.0))
-
 
 sampler("sampler_raises", lambda progress, levels: levels.nothing)
 sampler("sampler_zeros", lambda progress, levels: np.zeros(levels.num_train_timesteps))
 sampler("sampler_nan", lambda progress, levels: np.full(levels.num_train_timesteps, np.nan))
 sampler("sampler_complex", lambda progress, levels: np.ones(levels.num_train_timesteps) + 0j)
-sampler("sampler_negative", lambda progress, levels: np.ones(levels.num_train_timesteps) - 2 * (levels.position == 0))
 sampler("sampler_changes", lambda progress, levels: 1.0 + (progress.update > 2) * levels.position)
 sampler("sampler_changes_late", lambda progress, levels: 1.0 + (progress.fraction > 0.9) * levels.position)
 sampler("sampler_random", lambda progress, levels: np.random.random(levels.num_train_timesteps))
@@ -77,14 +71,11 @@ class FailingState:
 
 sampler("sampler_state_raises", "lrlab_plugin_misbehaving:FailingState", traits=("feedback",))
 
-
 weighting("weighting_raises", lambda levels: levels.nothing)
-weighting("weighting_none", lambda levels: None)
 weighting("weighting_random", lambda levels: np.random.random(levels.num_train_timesteps))
 weighting("weighting_zeros", lambda levels: np.zeros(levels.num_train_timesteps))
 weighting("weighting_negative", lambda levels: -np.ones(levels.num_train_timesteps))
 weighting("weighting_nan", lambda levels: np.full(levels.num_train_timesteps, np.nan))
-weighting("weighting_inf", lambda levels: np.where(levels.position == 0, np.inf, 1.0))
 
 
 def _drawn_by_numpy(noise, images, generator):
@@ -110,25 +101,15 @@ class Failing(torch.optim.SGD):
         raise ZeroDivisionError("no step is taken")
 
 
-class CallsClosure(torch.optim.SGD):
-    def step(self, closure=None):
-        loss = closure()
-        super().step()
-        return loss
-
-
 optimizer("optimizer_raises", lambda params, lr: params.nothing)
 optimizer("optimizer_object", lambda params, lr: object())
 optimizer("optimizer_still", lambda params, lr: Still(params, lr=lr))
 optimizer("optimizer_of_others", lambda params, lr: torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr))
 optimizer("optimizer_step_raises", lambda params, lr: Failing(params, lr=lr))
 optimizer("optimizer_lbfgs", lambda params, lr: torch.optim.LBFGS(params, lr=lr))
-optimizer("optimizer_calls_closure", lambda params, lr: CallsClosure(params, lr=lr))
-
 
 ema("ema_raises", lambda since, every: since * undefined)  # noqa: F821
 ema("ema_complex", lambda since, every: 0.9 + 0j)
-ema("ema_nan", lambda since, every: np.nan * since)
 ema("ema_above_one", lambda since, every: 1.5 + 0.0 * since)
 
 
@@ -139,7 +120,6 @@ def _late(since, every):
 
 
 ema("ema_raises_late", _late)
-
 
 toy("toy_raises", lambda n, rng: rng.nothing)
 toy("toy_flat", lambda n, rng: rng.standard_normal(n))
@@ -193,14 +173,6 @@ denoiser("denoiser_one_value_in_evaluation", _one_value_in_evaluation)
 denoiser("denoiser_not_built", lambda model, values: MLPDenoiserOutput(values), _not_on_a_real_device)
 denoiser("denoiser_tied", lambda model, values: MLPDenoiserOutput(model.again(values)), _tied)
 denoiser("denoiser_overlapping", lambda model, values: MLPDenoiserOutput(values @ model.upper @ model.lower), _overlapping)
-
-
-@KINDS.register("kind_raises", **ABOUT)
-class KindRaises(Points):
-    name = "kind_raises"
-
-    def load_data(self, config, num_processes):
-        return config.nothing
 
 
 @KINDS.register("kind_cannot_sample", **ABOUT)

@@ -6,11 +6,12 @@ the length that they were made for.
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import CodeType, FrameType
 from typing import Any
 
@@ -197,14 +198,9 @@ def _arguments(scheduler: Any) -> dict[str, Any]:
         if keywords is not None:  # a functools.partial, as in transformers
             known |= keywords
             function = function.func
-        code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None)
-        if code is not None and cells is not None:  # a nested function, as in diffusers
-            for name, cell in zip(code.co_freevars, cells):  # noqa: B905
-                try:
-                    known[name] = cell.cell_contents
-                except ValueError:
-                    continue
-        if code is not None:
+        if hasattr(function, "__code__"):
+            with suppress(ValueError):  # of a variable that is assigned later
+                known |= inspect.getclosurevars(function).nonlocals  # of a nested function, as in diffusers
             maker = getattr(function, "__qualname__", "").split(".")[0]
             known["__name__"] = f"LambdaLR of {maker}" if maker else None
     return known

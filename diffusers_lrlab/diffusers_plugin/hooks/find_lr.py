@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ...core.errors import LabError
 from ..host.run import HostRun
 from ..host.source import HostScript, NotRecognised, lines_of
-from ..installed_hooks import Hook, Host, RangeTest
+from ..installed_hooks import Hook, Host
 from . import optimizer
 
 _UNSTABLE = 32  # consecutive updates without a finite fp16 gradient, by which the loss scale falls from 65536 to 0
@@ -35,14 +35,13 @@ def recognise(script: HostScript) -> str:
 
 
 def make(host: Host) -> Hook:
-    assert host.range_test is not None
     return FindLrHook(host.script, host.run, host.range_test)
 
 
 class FindLrHook:
     """Sets the optimizer's learning rates to those of a test, and passes the script's losses to the test."""
 
-    def __init__(self, script: HostScript, run: HostRun, test: RangeTest):
+    def __init__(self, script: HostScript, run: HostRun, test: Any):
         try:
             recognise(script)
         except NotRecognised as reason:

@@ -5,10 +5,12 @@ schedule. What the program's own schedulers write in between is put back, howeve
 """
 
 import ast
+import contextlib
 import functools
 import os
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -103,12 +105,11 @@ class LrSchedulerHook:
             return
         driven = self._find(optimizers[0])
         optimizers[0]._patch_step_function()  # torch's hooks, which a step that the program gave the class lacks
-        rates = driven.rates()
-        self._call(make, scheduler, *args, **kwargs)
-        driven.add(scheduler)
+        with self._replacing(driven):
+            make(scheduler, *args, **kwargs)
+            driven.add(scheduler)
         if driven not in self._scheduled:
             self._scheduled.append(driven)
-        driven.put_back(rates)
 
     def _step(self, step: Any, scheduler: LRScheduler, /, *args: Any, **kwargs: Any) -> None:
         optimizer = bare_optimizer(getattr(scheduler, "optimizer", None))
@@ -119,16 +120,19 @@ class LrSchedulerHook:
         if not self.num_seen:
             with self.run.error_kept():
                 driven.check_steps_are_seen()
-        rates = driven.rates()
-        self._call(step, scheduler, *args, **kwargs)
-        driven.put_back(rates)
+        with self._replacing(driven):
+            step(scheduler, *args, **kwargs)
 
-    def _call(self, call: Any, /, *args: Any, **kwargs: Any) -> None:
+    @contextlib.contextmanager
+    def _replacing(self, driven: DrivenOptimizer) -> Iterator[None]:
+        """Around a call of a scheduler, which may call others: puts back what it writes into the optimizer."""
+        rates = driven.rates()
         self._depth += 1
         try:
-            call(*args, **kwargs)
+            yield
         finally:
             self._depth -= 1
+        driven.put_back(rates)
 
     def _find(self, optimizer: Optimizer) -> DrivenOptimizer:
         known = [*self._scheduled, *([self._driven] if self._driven else [])]
@@ -207,7 +211,7 @@ class LrSchedulerHook:
         num_updates, source = self.clock.num_updates, "--num_updates"
         if num_updates is None:
             num_updates, source = self.run.count_updates(), "by the program's arguments"
-        is_endless = num_updates is None and "endless" in self.schedule.traits and self.schedule.momentum is None
+        is_endless = "endless" in self.schedule.traits and self.schedule.momentum is None
         if num_updates is None and (not is_endless or 0 < self.num_warmup_steps < 1):
             raise LabError(
                 f"{self.option}: needs the number of updates of the run, which the program's arguments do not tell. Hint: "
@@ -215,7 +219,8 @@ class LrSchedulerHook:
             )
         warmup, total = _resolved(self.schedule, self.num_warmup_steps, num_updates)
         driven.last_update, driven.num_updates = None if is_endless else total - 1, num_updates
-        self._call(driven.drive, warmup, total)  # which makes a scheduler, too
+        with self._replacing(driven):
+            driven.drive(warmup, total)  # which makes a scheduler, too
         self._driven = driven
         if num_updates is None:
             length = f"no end, with a warm-up of {counted(warmup, 'update', ',')}" if warmup else "no end, with no warm-up"

@@ -57,11 +57,11 @@ class TimestepHook:
     def __init__(self, script: HostScript, clock: HostClock, spec: str | None, requested: str):
         self.script, self.clock, self.run = script, clock, clock.run
         self.option = requested  # options that need it, for messages
-        self.name: str | None = None
-        self.kwargs: dict[str, Any] = {}
-        if spec:
-            choice = choose(spec, None, TIMESTEP_SAMPLERS)
-            self.name, self.kwargs = choice.name, choice.kwargs
+        choice = choose(spec, None, TIMESTEP_SAMPLERS) if spec else None
+        self.name: str | None = choice and choice.name
+        self.kwargs: dict[str, Any] = choice.kwargs if choice else {}
+        self.follows_losses = choice is not None and "feedback" in choice.entry.traits
+        self.is_unbiased = bool(self.kwargs.get("unbiased"))
         self.pattern = script.sampling_pattern
         self.sampler: TimestepSampler | None = None
         self.levels: NoiseLevels | None = None  # from the first batch on
@@ -127,39 +127,27 @@ class TimestepHook:
     def _begin(self, matches: Callable[[Any], bool]) -> None:
         """Finds the noise scheduler among those for which `matches(scheduler)` is true: they must agree."""
         found = [scheduler for scheduler in [*self._made] if matches(scheduler)]
-        levels = [self._levels_of(scheduler) for scheduler in found]
+        levels = [
+            flow_levels(each, self.script.sigma_scales_data) if is_flow(each) else noise_levels(each) for each in found
+        ]
         types = map(prediction_type_of, found)
         if len({(str(kind), own.alphas_cumprod.tobytes()) for kind, own in zip(types, levels, strict=True)}) != 1:
             names = ", ".join(sorted({type(scheduler).__name__ for scheduler in found})) or "none"
             raise NotRecognised(f"the noise scheduler of its timesteps is ambiguous or missing; found: {names}")
-        self.scheduler = found[0]
-        self.begin(levels[0])
+        self.scheduler, self.levels = found[0], levels[0]
+        if self.name is not None:
+            self.sampler = self._make_sampler(self.name, self.levels)
 
-    def _levels_of(self, scheduler: Any) -> NoiseLevels:
-        return flow_levels(scheduler, self.script.sigma_scales_data) if is_flow(scheduler) else noise_levels(scheduler)
-
-    def begin(self, levels: NoiseLevels) -> None:
-        """Makes the sampler for the noise of timesteps."""
-        self.levels = levels
-        if self.name is None:
-            return
+    def _make_sampler(self, name: str, levels: NoiseLevels) -> TimestepSampler:
         num_updates = self.clock.count_updates()
-        if num_updates is None and "curriculum" in TIMESTEP_SAMPLERS[self.name].traits:
+        if num_updates is None and "curriculum" in TIMESTEP_SAMPLERS[name].traits:
             raise LabError(
-                f"--timestep_sampler {self.name!r} changes over the run, whose length the script's arguments do not "
+                f"--timestep_sampler {name!r} changes over the run, whose length the script's arguments do not "
                 "determine. Give --num_updates N before its name."
             )
-        self.sampler = TimestepSampler(self.name, self.kwargs, self.levels, num_updates)
-        if warning := contradiction(self.name, self.prediction_type):
+        if warning := contradiction(name, self.prediction_type):
             self.run.warn(warning)
-
-    @property
-    def follows_losses(self) -> bool:
-        return self.name is not None and "feedback" in TIMESTEP_SAMPLERS[self.name].traits
-
-    @property
-    def is_unbiased(self) -> bool:
-        return bool(self.kwargs.get("unbiased"))
+        return TimestepSampler(name, self.kwargs, levels, num_updates)
 
     @property
     def prediction_type(self) -> str:

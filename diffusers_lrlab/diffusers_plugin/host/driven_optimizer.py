@@ -57,7 +57,7 @@ class DrivenOptimizer(AuditedSchedule):
         """Replaces what a scheduler has written."""
         curve = self.curve
         if curve is not None and curve.schedule.sets_momentum:
-            self._write(curve, curve.last_epoch)
+            self._write(curve)
             return
         groups = self.optimizer.param_groups
         for group, momentum in zip(groups, self._momenta, strict=False):
@@ -84,11 +84,6 @@ class DrivenOptimizer(AuditedSchedule):
     # --- the schedule of the launcher ---------------------------------------------------------------------------------
 
     @property
-    def update(self) -> int:
-        """The next update, also after a resume and after a checkpoint that was loaded in between."""
-        return int(self.curve.last_epoch) if self.curve is not None else 0
-
-    @property
     def rate(self) -> float:
         """The highest learning rate of the groups, as written."""
         return max(map(float, self._rates))
@@ -109,7 +104,7 @@ class DrivenOptimizer(AuditedSchedule):
         self._base_lrs = [float(lr) for lr in self.curve.base_lrs]
         self.begin_at(done)
         self.optimizer.register_load_state_dict_post_hook(self._expect_other_rates)
-        self._write(self.curve, done)
+        self._write(self.curve)
 
     def _updates_before(self) -> int:
         """Updates before this process: of a checkpoint, by the best evidence there is."""
@@ -129,16 +124,19 @@ class DrivenOptimizer(AuditedSchedule):
             peaks = scheduler.max_lrs if isinstance(scheduler, CyclicLR) else peaks
         return [float(peak) for peak in peaks]
 
-    def _write(self, curve: CurveLR, update: int) -> None:
-        curve.move_to(self._in_curve(update))
-        curve.last_epoch = update
+    def _write(self, curve: CurveLR) -> None:
+        """Sets the rates of the coming update."""
+        curve.move_to(self._position)
+        curve.last_epoch = self.update  # which an audit reads
         for group in self.optimizer.param_groups:
-            group[COUNT] = update
+            group[COUNT] = self.update
         self._rates = self.rates()
         self._publish()
 
-    def _in_curve(self, update: int) -> int:
-        return update if self.last_update is None else min(update, self.last_update)
+    @property
+    def _position(self) -> int:
+        """The coming update, or the last one of the curve."""
+        return self.update if self.last_update is None else min(self.update, self.last_update)
 
     def _expect_other_rates(self, *_: Any) -> None:
         self._may_differ = True
@@ -150,19 +148,18 @@ class DrivenOptimizer(AuditedSchedule):
         update = int(self.optimizer.param_groups[0].get(COUNT, self.update))
         if update != self.update:  # its state was loaded
             self.begin_at(update)
-        if self._may_differ or update != self.update or not self._has_its_rates():
-            self._write(self.curve, update)
+            self._may_differ = True
+        if self._may_differ or not self._has_its_rates():
+            self._write(self.curve)
             self._may_differ = False
 
     def audit_step(self) -> None:
         assert self.curve is not None
-        position = self._in_curve(self.update)
-        self.check([self.curve.values(position, group) for group in range(len(self._base_lrs))], self._base_lrs)
+        self.check([self.curve.values(self._position, group) for group in range(len(self._base_lrs))], self._base_lrs)
 
     def after_step(self) -> None:
-        """Sets the rates of the next update."""
         if self.curve is not None:
-            self._write(self.curve, super().update)
+            self._write(self.curve)
 
     @property
     def num_past_end(self) -> int:

@@ -5,9 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from accelerate import Accelerator
-from accelerate.optimizer import AcceleratedOptimizer
-from launched_here import launch_here
+from launched_here import launch_here, script_of
 from safetensors.torch import load_file
 from tables import cases
 from test_launch import launch
@@ -37,6 +35,12 @@ def of(beside, kind):
     return [beside[f"{kind}.0"], beside[f"{kind}.1"]]
 
 
+def by_names(path):
+    """An average in the order of the script, saved by the names of parameters."""
+    saved = load_file(path)
+    return [saved["0.trained.weight"], saved["0.trained.bias"]]
+
+
 def same(one, other):
     return all(map(torch.equal, one, other))
 
@@ -56,23 +60,20 @@ def test_the_average_is_diffusers_own_and_the_script_stays_as_it_was(tmp_path, b
     frozen = load_file(tmp_path / "lrlab" / "ema" / "model" / WEIGHTS)["frozen.weight"]
     assert frozen.equal(load_file(tmp_path / "saved" / WEIGHTS)["frozen.weight"])
     assert same(trained(tmp_path / "checkpoint-5" / "model"), trained(bare[0] / "checkpoint-5" / "model"))
-    named = load_file(tmp_path / "lrlab" / "ema" / "average.safetensors")
-    assert same([named["0.trained.weight"], named["0.trained.bias"]], of(beside, "ema"))
     folder = tmp_path / "lrlab" / "ema"
+    assert same(by_names(folder / "average.safetensors"), of(beside, "ema"))
     assert f"--ema warmup_power: the average of 8 updates is in {folder}. Load it with Tiny.from_pretrained(" in stderr
-    by_names = f"safetensors.torch.load_file({str(folder / 'average.safetensors')!r})"
-    assert f"({str(folder / 'model')!r}), or by the names of parameters with {by_names}." in stderr
+    assert "/average.safetensors')." in stderr
 
 
 def test_it_resumes(tmp_path, bare):
     """From its state in a checkpoint; the training continues from the weights."""
     options = ["--ema=warmup_power", "--strict"]
     run(tmp_path, "--max_train_steps=7", "--checkpointing_steps=7", options=options)
-    saved = load_file(tmp_path / "checkpoint-7" / "lrlab" / "ema.safetensors")
+    saved = by_names(tmp_path / "checkpoint-7" / "lrlab" / "ema.safetensors")
     stderr, beside = run(tmp_path, f"--resume_from_checkpoint={tmp_path / 'checkpoint-7'}", options=options)
     decay = 1 - 8**-0.75
-    average, earlier = trained(tmp_path / "lrlab" / "ema" / "model"), (saved["0.trained.weight"], saved["0.trained.bias"])
-    for value, before, raw in zip(average, earlier, of(beside, "raw"), strict=True):
+    for value, before, raw in zip(trained(tmp_path / "lrlab" / "ema" / "model"), saved, of(beside, "raw"), strict=True):
         torch.testing.assert_close(value, decay * before + (1 - decay) * raw)
     assert "the average of 8 updates" in stderr
 
@@ -81,8 +82,7 @@ def test_it_resumes(tmp_path, bare):
 @pytest.mark.parametrize(
     ("spec", "arguments", "processes"),
     [
-        ("constant:decay=0.7", ["--decay=0.7", "--gradient_accumulation_steps=4"], 1),
-        ("warmup_power", ["--gradient_accumulation_steps=2"], 2),
+        ("constant:decay=0.7", ["--decay=0.7", "--gradient_accumulation_steps=2"], 2),
         ("warmup_power", ["--without_hook"], 1),
     ],
 )
@@ -93,23 +93,19 @@ def test_accumulation_processes_and_models_without_a_hook(tmp_path, spec, argume
     assert "the average of 8 updates is in" in stderr
 
 
-@pytest.mark.parametrize(
-    ("hook", "processes"), [("leaves", 1), ("drops", 1), pytest.param("leaves", 2, marks=pytest.mark.slow)]
-)
-def test_weights_that_a_hook_leaves_to_accelerate_or_drops(tmp_path, hook, processes):
+@pytest.mark.parametrize("hook", ["leaves", "drops"])
+def test_weights_that_a_hook_leaves_to_accelerate_or_drops(tmp_path, hook):
     """As sd-scripts' train_network.py: the hook only takes other models' weights away, and writes a file of its own."""
-    stderr, beside = run(tmp_path, f"--hook={hook}", options=["--ema=warmup_power", "--strict"], processes=processes)
+    stderr, beside = run(tmp_path, f"--hook={hook}", options=["--ema=warmup_power", "--strict"])
     folder = tmp_path / "lrlab" / "ema"
-    named = load_file(folder / "average.safetensors")
-    assert same([named["0.trained.weight"], named["0.trained.bias"]], of(beside, "ema"))
-    by_names = f"by the names of parameters with safetensors.torch.load_file({str(folder / 'average.safetensors')!r})"
+    assert same(by_names(folder / "average.safetensors"), of(beside, "ema"))
     if hook == "drops":
-        assert f"Load it {by_names}." in stderr
+        assert "Load it by the names of parameters with safetensors.torch.load_file(" in stderr
         return
     saved = load_file(folder / "model.safetensors")
     assert same([saved["trained.weight"], saved["trained.bias"]], of(beside, "ema"))
     assert saved["frozen.weight"].shape == (3, 2)
-    assert f"Load it with safetensors.torch.load_file({str(folder / 'model.safetensors')!r}), or {by_names}." in stderr
+    assert f"Load it with safetensors.torch.load_file({str(folder / 'model.safetensors')!r}), or by the names" in stderr
 
 
 def test_a_script_that_fails_after_its_last_update_or_never_ends_its_training(tmp_path):
@@ -160,7 +156,7 @@ class Saves(torch.nn.Linear):
         torch.save(self.state_dict(), Path(folder) / "weights.pt")
 
 
-def prepared(folder, *models, spec="constant:decay=0.5", optimizer=None, **arguments):
+def prepared(folder, *models, spec="constant:decay=0.5", **arguments):
     """A hook on a script that has prepared these models, what was said, and the accelerator of its own."""
     said = []
     accelerator = SimpleNamespace(
@@ -180,7 +176,7 @@ def prepared(folder, *models, spec="constant:decay=0.5", optimizer=None, **argum
     host.refuse = lambda option, reason: said.append(f"{option}: {reason}")
     host.warn = said.append
     host.models, host.accelerator = list(models), accelerator
-    host.optimizer = optimizer or torch.optim.SGD(torch.nn.Linear(1, 1).parameters())
+    host.optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters())
     host.arguments = {"output_dir": str(folder), **arguments}
     script = HostScript(str(SCRIPT))
     script._calls.pop("register_save_state_pre_hook")
@@ -216,29 +212,6 @@ def test_what_cannot_be_averaged_is_refused_before_training(tmp_path, name):
     assert (hook.num_seen, hook.report(), [*tmp_path.iterdir()]) == (0, "", [])
     with pytest.raises(LabError, match=r"keeps an EMA itself \(--use_ema\)"):
         prepared(tmp_path, model, use_ema=True)
-
-
-def test_by_hand(tmp_path):
-    """A model without a hook, and updates that a GradScaler leaves out."""
-    model = Saves(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    hook, _ = prepared(tmp_path, model, optimizer=optimizer)
-    optimizer.register_step_post_hook(lambda *step: hook._step())
-    Accelerator(cpu=True)  # whose state the wrapper asks for
-    wrapped = AcceleratedOptimizer(optimizer, scaler=torch.amp.GradScaler("cpu", init_scale=2.0))
-    values, expected = [], None
-    for gradient in (1.0, float("inf"), 2.0, 3.0):
-        wrapped.scaler.scale(model(torch.ones(1)).sum() * gradient).backward()
-        wrapped.step()
-        if gradient != float("inf"):
-            value = model.weight.item()
-            expected = value if expected is None else 0.5 * expected + 0.5 * value
-            values.append(value)
-        optimizer.zero_grad()
-    assert hook.num_seen == 3
-    hook._finish()
-    assert torch.load(tmp_path / "lrlab" / "ema" / "weights.pt")["weight"].item() == pytest.approx(expected)
-    assert model.weight.item() == values[-1]
 
 
 def test_a_half_life_in_images(tmp_path):
@@ -284,14 +257,12 @@ def test_averages_of_something_else_and_damaged_ones(tmp_path):
 @cases(
     ("text", "reason"),
     [
-        ("print()", "it prepares nothing"),
         ("accelerator.prepare(model)", "how it saves its weights is unknown"),
         ("accelerator.prepare(model)\nupdate_ema(a, b)", "keeps an average itself .line 2."),
         ("accelerator.prepare(model)\nindex_no_updates = 1", "resets embeddings"),
     ],
 )
 def test_scripts_that_are_not_recognised(tmp_path, text, reason):
-    (tmp_path / "script.py").write_text(text)
     with pytest.raises(NotRecognised, match=reason):
-        recognise(HostScript(str(tmp_path / "script.py")))
+        recognise(script_of(tmp_path, text))
     assert recognise(HostScript(str(SCRIPT))).startswith("its hook for checkpoints saves the trained weights (line ")

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import started
 import torch
+from launched_here import script_of
 from runs import environment
 from test_launch import launch
 
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.diffusers_plugin.hooks.find_lr import FindLrHook, recognise
+from diffusers_lrlab.diffusers_plugin.hooks.find_lr import FindLrHook
 from diffusers_lrlab.diffusers_plugin.host.run import HostRun
-from diffusers_lrlab.diffusers_plugin.host.source import HostScript, NotRecognised
 from diffusers_lrlab.finder.find import ScriptTest
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.finder.result import minimum_tenth
@@ -105,11 +105,8 @@ def test_what_is_refused(tmp_path, first, arguments, message):
 def test_what_is_refused_before_the_script_starts(tmp_path):
     with pytest.raises(LabError, match="'prodigy' finds its learning rate by itself"):
         ScriptTest("prodigy")
-    (tmp_path / "script.py").write_text("optimizer = SGD(p, lr=1)\nloss.mean()\n")
-    script = HostScript(str(tmp_path / "script.py"))
-    with pytest.raises(NotRecognised, match=r"it does not call accelerator.backward"):
-        recognise(script)
-    with pytest.raises(LabError, match="--find_lr cannot be used in this script: it does not call"):
+    script = script_of(tmp_path, "optimizer = SGD(p, lr=1)\nloss.mean()\n")
+    with pytest.raises(LabError, match=r"--find_lr cannot be used in this script: it does not call accelerator.backward"):
         FindLrHook(script, HostRun(), ScriptTest())
 
 
@@ -129,11 +126,14 @@ def test_a_test_that_ends_early():
 @pytest.mark.slow
 def test_what_is_said(tmp_path, capsys):
     """In terms of the script's option, where the optimizer's rate is a multiple of it (--scale_lr)."""
+
+    def loss(lr):
+        x = np.log10(lr)
+        return 1 - 0.6 / (1 + np.exp(-3 * (x + 4.5))) + 10 ** (2 * (x + 2.2))
+
     test, ended = ScriptTest(), []
-    goes_on = True
-    while goes_on:
-        x = np.log10(test.lr)
-        goes_on = test.add(1 - 0.6 / (1 + np.exp(-3 * (x + 4.5))) + 10 ** (2 * (x + 2.2)))
+    while test.add(loss(test.lr)):
+        pass
     hook = SimpleNamespace(run=SimpleNamespace(lab_folder=tmp_path / "lrlab"), lr_per_option=4.0)
     hook.end = lambda: ended.append(True)
     test.finish(hook)

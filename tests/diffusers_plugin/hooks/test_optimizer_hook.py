@@ -1,22 +1,20 @@
 """Other optimizers in third-party scripts, against the same ones made by hand."""
 
-import json
 from importlib.util import find_spec
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from test_launch import launch
+from launched_here import script_of
+from test_timesteps_hook import run
 
 from diffusers_lrlab import get_optimizer
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.diffusers_plugin.hooks.optimizer import OptimizerHook, recognise
 from diffusers_lrlab.diffusers_plugin.host.patches import Patches
-from diffusers_lrlab.diffusers_plugin.host.source import HostScript, NotRecognised
+from diffusers_lrlab.diffusers_plugin.host.source import NotRecognised
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "two_models_script.py"
 TEXT = """
 import torch
 
@@ -43,13 +41,12 @@ def run_hooked(tmp_path):
     """Runs a text as a script whose optimizer is replaced; its variables, the hook, and what was said."""
 
     def run(spec, text=TEXT):
-        path, said = tmp_path / "script.py", []
-        path.write_text(text)
+        script, said = script_of(tmp_path, text), []
         with Patches() as patches:
             host = SimpleNamespace(warn=said.append, on_prepared=[], optimizer=None, patches=patches)
-            hook, variables = OptimizerHook(HostScript(str(path)), host, spec), {}
+            hook, variables = OptimizerHook(script, host, spec), {}
             hook.install()
-            exec(compile(text, str(path), "exec"), variables)
+            exec(compile(text, script.path, "exec"), variables)
         return variables, hook, said
 
     return run
@@ -71,7 +68,6 @@ def trained(variables, optimizer):
         ("adamw:beta2=0.9", "adamw:beta1=0.8,beta2=0.9,eps=1e-7,weight_decay=0.02", "Not used: beta2 0.99."),
         pytest.param("lion", "lion:weight_decay=0.02", "Not used: betas (0.8, 0.99), eps 1e-07.", marks=OPTIONAL),
         ("muon:momentum=0.9", "muon:momentum=0.9,weight_decay=0.02", "learning rate 0.01, weight_decay 0.02."),
-        ("sgd", "sgd:weight_decay=0.02", "Not used: betas"),
         ("adafactor", "adafactor:weight_decay=0.02", "Not used: betas"),
     ],
 )
@@ -81,12 +77,9 @@ def test_the_optimizer_that_was_asked_for_is_that_made_by_hand(run_hooked, spec,
     hooked = trained(variables, variables["optimizer"])
     own = {}
     exec(compile(TEXT.replace("optimizer = make_optimizer(groups)", ""), "by hand", "exec"), own)
-    models = zip(own["groups"], ("unet", "text_encoder"), strict=True)
-    groups = [
-        {**group, "params": [(f"{model}.{name}", parameter) for name, parameter in own[model].named_parameters()]}
-        for group, model in models
-    ]
-    by_hand = get_optimizer(by_hand, groups, 1e-2)
+    for group, model in zip(own["groups"], ("unet", "text_encoder"), strict=True):
+        group["params"] = [(f"{model}.{name}", parameter) for name, parameter in own[model].named_parameters()]
+    by_hand = get_optimizer(by_hand, own["groups"], 1e-2)
     assert type(variables["optimizer"]) is type(by_hand)
     assert all(map(torch.equal, hooked, trained(own, by_hand)))
     assert said in warnings[0]
@@ -135,29 +128,20 @@ def test_what_is_refused(run_hooked):
 
 
 def test_what_is_recognised(tmp_path):
-    path = tmp_path / "script.py"
     for text, reason in (("x = 1", "it makes no optimizer"), (f"{TEXT}\noptim2 = A(p, lr=1)", "it makes 2 optimizers")):
-        path.write_text(text)
         with pytest.raises(NotRecognised, match=reason):
-            recognise(HostScript(str(path)))
-    path.write_text(TEXT)
-    assert recognise(HostScript(str(path))) == "the optimizer is replaced where it is made (line 6)"
+            recognise(script_of(tmp_path, text))
+    assert recognise(script_of(tmp_path, TEXT)) == "the optimizer is replaced where it is made (line 6)"
 
 
 # --- whole runs ----------------------------------------------------------------------------------------------------------
-
-
-def run(folder, *arguments, options=(), **how):
-    folder.mkdir(exist_ok=True)
-    stderr = launch(SCRIPT, f"--output_dir={folder}", *arguments, options=options, **how)
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("rows-*.json"))], stderr
 
 
 def test_a_run_with_another_optimizer_resumes_to_the_bit(tmp_path):
     """Its schedule follows the script's clock in every group."""
     optimizer = "--optimizer=adamw:beta2_half_life=500,tau=2000,images_per_update=4"
     options = [optimizer, "--strict", "--strict_lr_audit"]
-    (whole,), stderr = run(tmp_path / "whole", "--checkpointing_steps=4", options=options)
+    (whole,), stderr = run(tmp_path / "whole", "two_models", "--checkpointing_steps=4", options=options)
     assert whole["optimizer"] == "AdamW"
     saved = tmp_path / "whole" / "checkpoint-4"
     group = torch.load(saved / "optimizer.bin", weights_only=True)["param_groups"][0]
@@ -165,10 +149,10 @@ def test_a_run_with_another_optimizer_resumes_to_the_bit(tmp_path):
     assert "LR audit: 8 updates, every value that follows the clock was as expected." in stderr
     for row in whole["rows"]:
         np.testing.assert_allclose(row["lrs"][1], row["lrs"][0] * 0.5)
-    (resumed,), _ = run(tmp_path / "whole", "--resume_from_checkpoint=checkpoint-4", options=options)
+    (resumed,), _ = run(tmp_path / "whole", "two_models", "--resume_from_checkpoint=checkpoint-4", options=options)
     assert resumed["weights"] == whole["weights"]
     others = ["--optimizer=rmsprop"]
-    _, stderr = run(tmp_path / "whole", "--resume_from_checkpoint=checkpoint-4", options=others, expect=2)
+    _, stderr = run(tmp_path / "whole", "two_models", "--resume_from_checkpoint=checkpoint-4", options=others, expect=2)
     assert "--optimizer rmsprop: must be the optimizer of the checkpoint, got a checkpoint of adamw. Hint: resume" in stderr
 
 
@@ -176,6 +160,6 @@ def test_a_run_with_another_optimizer_resumes_to_the_bit(tmp_path):
 def test_processes_and_accumulation(tmp_path):
     """Both processes end with the same weights."""
     options = ["--optimizer=muon", "--strict_lr_audit"]
-    ranks, stderr = run(tmp_path / "2", "--gradient_accumulation_steps=2", options=options, processes=2)
+    ranks, stderr = run(tmp_path / "2", "two_models", "--gradient_accumulation_steps=2", options=options, processes=2)
     assert ranks[0]["weights"] == ranks[1]["weights"]
     assert "LR audit: 8 updates, every value" in stderr

@@ -18,13 +18,14 @@ from diffusers_lrlab.diffusers_plugin.hooks.timesteps import TimestepHook, _is_i
 from diffusers_lrlab.diffusers_plugin.host.patches import Patches
 from diffusers_lrlab.diffusers_plugin.host.source import HostScript, NotRecognised
 
-SCRIPTS = {name: Path(__file__).parents[2] / "scripts" / f"{name}_script.py" for name in ("ddpm", "flow")}
+FOLDER = Path(__file__).parents[2] / "scripts"
+SCRIPTS = {name: FOLDER / f"{name}_script.py" for name in ("ddpm", "flow")}
 
 
 def run(folder, name, *arguments, options=(), **how):
     """What a script did: its rows, its weights, and what the launcher said."""
     folder.mkdir(exist_ok=True)
-    stderr = launch(SCRIPTS[name], f"--output_dir={folder}", *arguments, options=options, **how)
+    stderr = launch(FOLDER / f"{name}_script.py", f"--output_dir={folder}", *arguments, options=options, **how)
     done = [json.loads(path.read_text()) for path in sorted(folder.glob("rows-*.json"))]
     return done, stderr
 
@@ -65,15 +66,8 @@ def test_processes_and_accumulation_share_one_batch(tmp_path):
     """The global batch of an update is the same however it is divided; each process and micro-batch has its own part."""
     options = ["--timestep_sampler=logit_normal", "--strict"]
     whole = run(tmp_path / "1", "ddpm", "--train_batch_size=8", "--seed=3", options=options)[0]
-    split = run(
-        tmp_path / "2",
-        "ddpm",
-        "--train_batch_size=2",
-        "--gradient_accumulation_steps=2",
-        "--seed=3",
-        options=options,
-        processes=2,
-    )[0]
+    divided = ("--train_batch_size=2", "--gradient_accumulation_steps=2", "--seed=3")
+    split = run(tmp_path / "2", "ddpm", *divided, options=options, processes=2)[0]
     for update in range(6):
         together = [row["timesteps"] for row in whole[0]["rows"] if row["update"] == update]
         parts = zip(*([row["timesteps"] for row in rank["rows"] if row["update"] == update] for rank in split), strict=True)
@@ -131,25 +125,14 @@ def test_an_update_that_a_gradient_scaler_left_out_is_drawn_again():
         ("ddpm", ["--draw_twice"], ["--timestep_sampler=logit_normal"], "draws timesteps 2 times in an update"),
         ("ddpm", ["--snr_gamma=5"], ["--loss_weighting=min_snr"], "weights losses itself (--snr_gamma 5.0)"),
         ("flow", ["--weighting_scheme=cosmap"], ["--loss_weighting=p2"], "weights losses itself (--weighting_scheme"),
-        ("ddpm", ["--snr_gamma=5"], ["--timestep_sampler=infonoise"], "weights losses itself (--snr_gamma 5.0)"),
         ("ddpm", [], ["--loss_weighting=learned_log_variance"], "needs the loss of each image"),
     ],
-    ids=["drawn_twice", "snr_gamma", "weighting_scheme", "feedback_snr", "learned_weighting"],
+    ids=["drawn_twice", "snr_gamma", "weighting_scheme", "learned_weighting"],
 )
 def test_what_is_refused(tmp_path, name, arguments, options, message):
     done, stderr = run(tmp_path / "run", name, *arguments, options=options, expect=2)
     assert message in stderr
     assert not done
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_a_script_that_draws_in_another_way_is_left_alone(tmp_path, strict):
-    from test_launch import HOST_SCRIPT
-
-    options = ["--timestep_sampler=logit_normal", *["--strict"] * strict]
-    stderr = launch(HOST_SCRIPT, f"--output_dir={tmp_path}", options=options, expect=2 * strict)
-    assert "cannot be used in this script: it calls neither torch.randint(0, " in stderr
-    assert (tmp_path / "rows.json").exists() != strict
 
 
 def test_a_hook_with_nothing_to_act_on(tmp_path):

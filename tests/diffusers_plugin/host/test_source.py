@@ -1,16 +1,16 @@
-"""Faults and patterns in the text of third-party scripts."""
+"""What is known of a third-party script: faults and patterns in its text, its option for a schedule, and its updates."""
+
+import functools
+from types import SimpleNamespace
 
 import pytest
+from launched_here import script_of
 from tables import cases
 
-from diffusers_lrlab.diffusers_plugin.host.source import HostScript, NotRecognised, find_faults
+from diffusers_lrlab.diffusers_plugin.host.run import HostRun, _widened
+from diffusers_lrlab.diffusers_plugin.host.source import NotRecognised, find_faults
 
 RESUMES = "resume_step = args.resume_from_checkpoint\n"
-
-
-def script_of(folder, text):
-    (folder / "script.py").write_text(RESUMES + text)
-    return HostScript(str(folder / "script.py"))
 
 
 def made(warmup, length, more=""):
@@ -43,20 +43,16 @@ LENGTH = "num_training_steps_for_scheduler"
     ],
 )
 def test_faults(tmp_path, text, names):
-    assert [fault.name for fault in find_faults(script_of(tmp_path, text))] == names
+    assert [fault.name for fault in find_faults(script_of(tmp_path, RESUMES + text))] == names
 
 
 def test_faults_at_a_resume(tmp_path):
     for text, names in ((RESUMES, []), ("first = args.resume_from_checkpoint", ["resume: data"]), ("", ["no resume"])):
-        (tmp_path / "script.py").write_text(text)
-        assert [fault.name for fault in find_faults(HostScript(str(tmp_path / "script.py")))] == names
+        assert [fault.name for fault in find_faults(script_of(tmp_path, text))] == names
 
 
 def test_forms_are_recognised_by_the_text(tmp_path):
-    def form(text):
-        (tmp_path / "script.py").write_text(text)
-        return HostScript(tmp_path / "script.py")
-
+    form = functools.partial(script_of, tmp_path)
     index = "t = torch.randint(0, s.config.num_train_timesteps, (b,))\n"
     density = "u = compute_density_for_timestep_sampling(b)\ni = (u * s.config.num_train_timesteps).long()\n"
     assert form(index).sampling_pattern == "index"
@@ -71,3 +67,20 @@ def test_forms_are_recognised_by_the_text(tmp_path):
     ]:
         with pytest.raises(NotRecognised, match=reason):
             _ = form(text).sampling_pattern
+
+
+def test_epochs_of_sd_scripts_come_before_its_steps():
+    run = HostRun()
+    run.arguments, run.training_loader = {"max_train_steps": 1600, "max_train_epochs": None}, [None] * 9
+    run.accelerator = SimpleNamespace(gradient_accumulation_steps=4)
+    assert run.count_updates() == 1600
+    run.arguments["max_train_epochs"] = 2
+    assert run.count_updates() == 6
+
+
+def test_a_default_that_is_a_list_is_left_alone():
+    script = SimpleNamespace(texts=(), has_schedules_of_diffusers=True)
+    for options in ({"choices": ["cosine"]}, {}):
+        widened = _widened({"nargs": "+", "default": ["cosine"], **options}, script)
+        assert widened["default"] == ["cosine"]
+        assert widened["type"]("rex:d=0.9") == "rex:d=0.9"
