@@ -58,7 +58,7 @@ class TimestepHook:
         self.script, self.clock, self.run = script, clock, clock.run
         self.option = requested  # options that need it, for messages
         choice = choose(spec, None, TIMESTEP_SAMPLERS) if spec else None
-        self.name: str | None = choice and choice.name
+        self.name = choice.name if choice else None
         self.kwargs: dict[str, Any] = choice.kwargs if choice else {}
         self.follows_losses = choice is not None and "feedback" in choice.entry.traits
         self.is_unbiased = bool(self.kwargs.get("unbiased"))
