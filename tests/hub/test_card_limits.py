@@ -4,6 +4,7 @@ import json
 
 import pytest
 from published import RECORD
+from tables import cases
 
 from diffusers_lrlab.hub.card import model_card_text
 
@@ -13,18 +14,12 @@ def record():
     return json.loads((RECORD / "lrlab" / "run.json").read_text())
 
 
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        ({"dataset_name": "digits"}, "Licence: CC BY 4.0."),
-        ({"dataset_name": "dino"}, "Source: "),
-        (
-            {"dataset_name": "somebody/faces"},
-            "[somebody/faces](https://huggingface.co/datasets/somebody/faces): see its card",
-        ),
-        ({"dataset_name": None, "train_data_dir": "/home/me/a`b"}, "- Data: `a b`, a folder that is not published"),
-    ],
-)
+@cases(("data", "expected"), [
+    ({"dataset_name": "digits"}, "Licence: CC BY 4.0."),
+    ({"dataset_name": "dino"}, "Source: "),
+    ({"dataset_name": "a/faces"}, "[a/faces](https://huggingface.co/datasets/a/faces): see its card"),
+    ({"dataset_name": None, "train_data_dir": "/home/me/a`b"}, "- Data: `a b`, a folder that is not published"),
+])  # fmt: skip
 def test_a_card_says_where_the_data_are_from(tmp_path, record, data, expected):
     record["config"] |= data
     card = model_card_text(tmp_path, record)
