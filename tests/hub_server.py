@@ -88,7 +88,6 @@ class HubServer:
         self.tokens = tokens or {"hf_of_the_test_user": "user"}
         self.repos, self.large = {}, {}  # (kind, id) -> `Repo`; SHA-256 -> content of files that were sent by LFS
         self.requests, self.faults = [], []  # (method, path) of every request so far; what is still to go wrong
-        self.read_only = set()  # tokens that may not write
         self.lock = threading.Lock()
         self._http = _Server(("127.0.0.1", 0), _Handler)
         self._http.hub = self
@@ -199,15 +198,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _authenticate(self):
         scheme, _, token = self.headers.get("Authorization", "").partition(" ")
-        self.token = token
         if not scheme or scheme == "Basic":
             return None
         if scheme != "Bearer" or token not in self.server.hub.tokens:
             raise HubError(401, "Invalid credentials in Authorization header")
         return self.server.hub.tokens[token]
-
-    def _may_write(self, owner):
-        return self.user == owner and self.token not in self.server.hub.read_only
 
     def _repo(self, kind, id, to_write=False):
         repo = self.server.hub.repos.get((kind, id))
@@ -215,7 +210,7 @@ class _Handler(BaseHTTPRequestHandler):
         if repo is None or (repo.private and self.user != owner):
             # A private repository is not told apart from one that does not exist.
             raise HubError(404 if self.user else 401, "Repository not found", "RepoNotFound")
-        if to_write and not self._may_write(owner):
+        if to_write and self.user != owner:
             raise HubError(403 if self.user else 401, "You have no right to write here")
         return repo
 
@@ -230,7 +225,7 @@ class _Handler(BaseHTTPRequestHandler):
     def create_repo(self):
         asked = json.loads(self.body)
         owner = asked.get("organization") or self.user
-        if self.user is None or not self._may_write(owner):
+        if self.user is None or self.user != owner:
             raise HubError(403 if self.user else 401, f"You have no right to create a model under {owner!r}")
         repo_id, kind = f"{owner}/{asked['name']}", asked.get("type", "model") + "s"
         url = self._url(kind, repo_id)
