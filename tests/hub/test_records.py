@@ -1,4 +1,4 @@
-"""What model cards say of data, licence and limits."""
+"""What is read from the record of a run: its options, and what its card says of data, licence and limits."""
 
 import json
 
@@ -6,7 +6,10 @@ import pytest
 from published import RECORD
 from tables import cases
 
+from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.hub.card import model_card_text
+from diffusers_lrlab.hub.records import recorded_options
+from diffusers_lrlab.training.config import complete_options
 
 
 @pytest.fixture
@@ -42,3 +45,21 @@ def test_a_model_that_started_from_others_is_not_said_to_make_only_such_samples(
     card = model_card_text(tmp_path, record)
     assert "makes only such samples" not in card
     assert "licence of the weights that it started from also apply" in card
+
+
+def options(record, **left):
+    return recorded_options({**record, "config": {**record["config"], **left}}, "run")
+
+
+def test_options_that_have_left_and_decided_nothing_are_ignored(record):
+    of_now = options(record)
+    assert of_now["distance_samples"] == record["config"]["frechet_samples"]
+    kept = {name: record["config"].get(name, value) for name, value in of_now.items() if name != "distance_samples"}
+    assert of_now == {**complete_options(kept), "distance_samples": 1000}
+    assert options(record, gone=False, also_gone=None, decoding="float", on_divergence="stop") == of_now
+
+
+@pytest.mark.parametrize("left", [{"decoding": "draft"}, {"on_divergence": "rollback"}, {"of_the_future": 1}], ids=str)
+def test_other_options_that_have_left_are_an_error(record, left):
+    with pytest.raises(LabError, match=f"The record of 'run' has '{next(iter(left))}', which this version does not know"):
+        options(record, **left)
