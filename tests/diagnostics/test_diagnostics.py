@@ -1,5 +1,6 @@
 """Diagnostics of a run by noise level: its log of losses, spikes, gradients, the file and the plot."""
 
+import copy
 import itertools
 import json
 import math
@@ -13,6 +14,8 @@ import torch
 from diffusers import DDPMScheduler
 from PIL import Image
 from safetensors.numpy import load_file
+from tables import cases
+from trainer_states import assert_same
 
 from diffusers_lrlab.core.plotting import new_figure
 from diffusers_lrlab.data.batch import Batch
@@ -82,7 +85,6 @@ def test_bins_without_images_have_no_loss_and_equal_losses_no_variance_below_0()
     log = TimestepLog(4, 8)
     assert add_row(log, 0, [2, 3, 3], [1.0, 2.0, 3.0]) == []
     assert column(log, "num_samples") == [0, 3, 0, 0]
-    assert column(log, "share") == [0, 1, 0, 0]
     assert column(log, "loss_mean") == [None, 2, None, None]
     assert column(log, "loss_variance") == [None, pytest.approx(2 / 3), None, None]
     log = TimestepLog(1, 10)
@@ -99,8 +101,7 @@ def test_validation_losses_are_means_over_bins():
     assert column(log, "update") == [6] * 4
 
 
-@pytest.mark.parametrize("name", ["uniform", "clts", "easy_to_hard", "banded"])
-@pytest.mark.parametrize(("first", "last"), [(3, 3), (0, 99)])
+@cases(("name", "first", "last"), [("uniform", 0, 99), ("clts", 3, 3), ("easy_to_hard", 0, 99), ("banded", 0, 99)])
 def test_the_expected_density_is_the_mean_over_updates(name, first, last):
     sampler = get_timestep_sampler(name, 50, 100)
     expected = torch.stack([sampler.probabilities(update) for update in range(first, last + 1)]).mean(dim=0)
@@ -263,11 +264,7 @@ class Constant(torch.nn.Module):
 
 @pytest.mark.parametrize(("size", "count"), [(0.25, 32), (1.0, 32), (0.5, 31)])
 def test_the_noise_scale_is_that_of_a_model_whose_gradient_is_known(size, count):
-    """
-    The covariance has the trace 4 / pixels and the squared norm is 4 w^2 / pixels: the noise scale is 1 / w^2.
-
-    Groups that share images are not independent, so there is none.
-    """
+    """The covariance has the trace 4 / pixels, the squared norm is 4 w^2 / pixels; groups that share images have none."""
     probes = GradientProbes(Batch(torch.zeros(count, 1, 64, 64)), PROCESS, bin_starts(2, 100), CPU)
     norms, noise_scales = probes(Constant(torch.full((1, 64, 64), size)))
     assert norms == pytest.approx([2 * math.sqrt(size**2 + 1 / 32) / 64] * 2, rel=0.05)
@@ -283,8 +280,7 @@ def test_probes_leave_everything_as_it_is(training, grad_enabled):
     model = ProbedModel().train(training)
     for number, parameter in enumerate(model.parameters()):
         parameter.grad = None if number == 1 else torch.full_like(parameter, number) if parameter.requires_grad else None
-    parameters = [parameter.detach().clone() for parameter in model.parameters()]
-    gradients = [None if parameter.grad is None else parameter.grad.clone() for parameter in model.parameters()]
+    before = copy.deepcopy([(parameter.detach(), parameter.grad) for parameter in model.parameters()])
     states = torch.random.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     probes = GradientProbes(Batch(IMAGES), PROCESS, bin_starts(3, 100), CPU)
     with torch.set_grad_enabled(grad_enabled):
@@ -295,24 +291,10 @@ def test_probes_leave_everything_as_it_is(training, grad_enabled):
     assert not any(was_training for was_training, _ in model.seen)
     assert torch.equal(torch.random.get_rng_state(), states[0])
     assert (random.getstate(), np.random.get_state()[1].tolist()) == states[1:]
-    for parameter, value, gradient in zip(model.parameters(), parameters, gradients, strict=True):
-        assert torch.equal(parameter, value)
-        assert parameter.grad is None if gradient is None else torch.equal(parameter.grad, gradient)
+    assert_same([(parameter.detach(), parameter.grad) for parameter in model.parameters()], before)
 
 
 # --- the plot --------------------------------------------------------------------------------------------------------
-
-
-def some_rows(num_bins=4, num_updates=40, validation=True, gradients=True, validation_timesteps=range(100)):
-    log, generator = TimestepLog(num_bins, 100), np.random.default_rng(0)
-    for update in range(num_updates):
-        add_row(log, update, *random_losses(6, seed=update, num_timesteps=100))
-        if validation and (update + 1) % 5 in (0, num_updates % 5):
-            timesteps = np.array(validation_timesteps)
-            log.add_validation(update + 1, timesteps, {"validation_loss": generator.random(len(timesteps))})
-        if gradients:
-            log.add_gradients(update + 1, generator.random(num_bins).tolist(), [math.nan, *generator.random(num_bins - 1)])
-    return log.table
 
 
 @pytest.mark.parametrize("key", ["asked_share", "share"])
@@ -325,20 +307,22 @@ def test_a_uniform_density_is_one_in_bins_of_any_width(key):
 
 
 @pytest.mark.pictures
-@pytest.mark.parametrize(
-    "rows", [{"num_updates": 1, "num_bins": 1, "validation": False, "gradients": False}, {"num_updates": 150}], ids=str
-)
-def test_there_is_a_plot_of_any_rows(tmp_path, rows):
-    plot_timesteps(some_rows(**rows), tmp_path / "timesteps.png")
+@pytest.mark.parametrize(("num_bins", "num_updates", "panels"), [(1, 1, 2), (4, 150, 3)])
+def test_there_is_a_plot_of_any_rows(tmp_path, num_bins, num_updates, panels):
+    log = TimestepLog(num_bins, 100)
+    for update in range(num_updates):
+        add_row(log, update, *random_losses(6, seed=update, num_timesteps=100))
+        if panels == 3:  # those of gradients are not in every log, nor are validation losses
+            log.add_validation(update + 1, np.arange(100), {"validation_loss": np.linspace(0, 1, 100)})
+            log.add_gradients(update + 1, [1.0, 2.0, 3.0, 4.0], [math.nan, 1.0, 2.0, 3.0])
+    plot_timesteps(log.table, tmp_path / "timesteps.png")
     with Image.open(tmp_path / "timesteps.png") as image:
         pixels = np.asarray(image.convert("RGB"))
     assert len(np.unique(pixels @ np.array([1, 256, 256**2]))) > 20
-    assert pixels.shape[0] / pixels.shape[1] == pytest.approx(2.2 * (2 + rows.get("gradients", True)) / 7.2, rel=0.1)
+    assert pixels.shape[0] / pixels.shape[1] == pytest.approx(2.2 * panels / 7.2, rel=0.1)
 
 
 # --- real runs -------------------------------------------------------------------------------------------------------
-
-NUM_UPDATES, BATCH, LOGGING = 7, 24, 3
 
 
 @pytest.fixture(scope="module")
@@ -346,15 +330,15 @@ def observed(tmp_path_factory):
     """The same run without and with diagnostics. Dropout shows any draw of random numbers."""
     base = tmp_path_factory.mktemp("observed")
     small = [argument for argument in runs.tiny_arguments(base, dropout=0.2) if not argument.startswith("--logging_steps")]
-    small += [f"--max_train_steps={NUM_UPDATES}", f"--train_batch_size={BATCH}", f"--logging_steps={LOGGING}"]
-    small += ["--validation_steps=4", "--checkpointing_steps=5"]
+    small += ["--max_train_steps=7", "--train_batch_size=24", "--logging_steps=3", "--validation_steps=4"]
+    small += ["--checkpointing_steps=5"]
     runs.run(*small, f"--output_dir={base / 'without'}", "--log_timestep_bins=0")
     runs.run(*small, f"--output_dir={base / 'with'}", "--log_timestep_bins=4", "--timestep_grad_every=2")
     return base / "without", base / "with"
 
 
 def test_diagnostics_change_nothing(observed):
-    for part in ("checkpoint-5/unet", "checkpoint-5/unet_ema", f"checkpoint-{NUM_UPDATES}/unet", "unet"):
+    for part in ("checkpoint-5/unet", "checkpoint-5/unet_ema", "checkpoint-7/unet", "unet"):
         expected, found = (load_file(folder / part / "diffusion_pytorch_model.safetensors") for folder in observed)
         assert expected.keys() == found.keys()
         for key, value in expected.items():
@@ -379,7 +363,7 @@ def test_the_rows_of_a_run(observed):
     of_losses = rows[rows["num_samples"].notna()]
     assert of_losses["update"].tolist() == [update for update in (2, 5, 6) for _ in range(4)]
     for metric, (update, part) in zip(metrics, of_losses.groupby("update"), strict=True):
-        total = BATCH * (1 if update == 6 else LOGGING)
+        total = 24 * (1 if update == 6 else 3)
         assert metric["update"] == update
         assert part["num_samples"].sum() == total
         assert (part["num_samples"] * part["loss_mean"].fillna(0)).sum() / total == pytest.approx(metric["loss"], rel=1e-5)

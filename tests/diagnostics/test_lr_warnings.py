@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import runs
 import started
+from tables import cases
 
 from diffusers_lrlab.diagnostics.lr_warnings import find_lr_warnings
 
@@ -12,10 +13,9 @@ NUM = 100
 
 def log(losses, norms=0.3, spikes=()):
     """A row every 10 updates."""
-    norms = np.broadcast_to(norms, len(losses))
+    values = enumerate(np.broadcast(losses, norms), 1)
     rows = [
-        {"update": 10 * (index + 1), "loss": float(loss), "lr": 1e-3, "grad_norm": float(norm)}
-        for index, (loss, norm) in enumerate(zip(losses, norms, strict=True))
+        {"update": 10 * index, "loss": float(loss), "lr": 1e-3, "grad_norm": float(norm)} for index, (loss, norm) in values
     ]
     for index, place in spikes:
         rows[index]["loss_spike_bins"] = [place]
@@ -37,17 +37,13 @@ def test_good_logs_and_noise_alone_have_none():
         assert signs(losses) == {}
 
 
-@pytest.mark.parametrize(
-    ("losses", "name", "part"),
-    [
-        (np.full(NUM, 1.0), "not_falling", "has not fallen: 1 in the first rows, 1 at update 1000, learning rate 0.001"),
-        (1.2 - 0.002 * X[::-1] / NUM, "not_falling", "has not fallen"),
-        (np.where(X < 50, GOOD, 0.3), "rising", "has risen from 0.1"),
-        (GOOD * (1 + np.where(X > 70, 0.3, 0.01) * (-1.0) ** X), "swinging", "times as much as in calmer rows"),
-        (GOOD * (1 + 0.6 * (-1.0) ** X), "swinging", "% from row to row at update 1000, learning rate 0.001. Lower"),
-    ],
-    ids=["flat", "rises slowly", "jumps", "swings late", "swings"],
-)
+@cases(("losses", "name", "part"), [
+    (np.full(NUM, 1.0), "not_falling", "has not fallen: 1 in the first rows, 1 at update 1000, learning rate 0.001"),
+    (1.2 - 0.002 * X[::-1] / NUM, "not_falling", "has not fallen"),
+    (np.where(X < 50, GOOD, 0.3), "rising", "has risen from 0.1"),
+    (GOOD * (1 + np.where(X > 70, 0.3, 0.01) * (-1.0) ** X), "swinging", "times as much as in calmer rows"),
+    (GOOD * (1 + 0.6 * (-1.0) ** X), "swinging", "% from row to row at update 1000, learning rate 0.001. Lower"),
+])  # fmt: skip
 def test_bad_logs_have_theirs(losses, name, part):
     found = signs(losses)
     assert list(found) == [name]

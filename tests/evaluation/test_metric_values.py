@@ -1,10 +1,8 @@
-"""What registered metrics may return: numbers of any library become Python's, everything else is an error with their name.
-
-Through the end of a small training and of a small study, where a value that JSON cannot hold once cost a whole run.
-"""
+"""What registered metrics may return: numbers of any library become Python's, the rest is an error."""
 
 import json
 import math
+import re
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -30,17 +28,15 @@ RUN = {
 }  # fmt: skip
 # What a metric may return, and the number of Python that it becomes.
 NUMBERS = [
-    (0.5, 0.5), (np.float32(0.5), 0.5), (Fraction(1, 2), 0.5), (np.array([[0.5]]), 0.5), (torch.tensor(0.5), 0.5),
-    (torch.tensor([0.5], requires_grad=True), 0.5), (torch.tensor(0.5, dtype=torch.bfloat16), 0.5),
-    (3, 3), (np.int64(3), 3), (torch.tensor(3), 3), (math.nan, math.nan), (np.float32("inf"), math.inf),
+    (Fraction(1, 2), 0.5), (np.array([[0.5]]), 0.5), (torch.tensor([0.5], dtype=torch.bfloat16, requires_grad=True), 0.5),
+    (np.int64(3), 3), (torch.tensor(3), 3), (math.nan, math.nan), (np.float32("inf"), math.inf),
 ]  # fmt: skip
 # What is refused of metrics of samples or of runs, and how the error calls it.
 REFUSED = [
     *((value, "samples", f"The metric 'refused' must return a number, not {called}") for value, called in (
-        (None, "None"), ("0.5", "the text '0.5'"), ([0.5], "a list of 1"), ({"refused": 0.5}, "a dict of 1"),
-        (0.5 + 1j, "(0.5+1j)"), (True, "True"), (np.True_, "an array of bool of shape ()"),
-        (torch.ones(2), "a tensor of torch.float32 of shape (2,)"), (np.array(["0.5"]), "an array of <U3 of shape (1,)"),
-        (math.sin, "an object of builtins.builtin_function_or_method"),
+        (None, "None"), ("0.5", "the text '0.5'"), ({"refused": 0.5}, "a dict of 1"), (0.5 + 1j, "(0.5+1j)"), (True, "True"),
+        (np.True_, "an array of bool of shape ()"), (torch.ones(2), "a tensor of torch.float32 of shape (2,)"),
+        (np.array(["0.5"]), "an array of <U3 of shape (1,)"),
     )),
     ("0.5", "run", "must return a number or a dict of numbers, not the text '0.5'"),
     ({"refused": [1.0]}, "run", "must return a number as 'refused', not a list of 1"),
@@ -59,7 +55,7 @@ def nothing_stays():
 def register(name, value, **facts):
     METRICS.pop(name, None)
     facts = {"form": "points", "better": "neither", **facts}
-    function = value if callable(value) and value is not math.sin else lambda *_: value
+    function = value if callable(value) else lambda *_: value
     register_metric(name, description=f"returns {name}", source="a test", facts=facts)(function)
 
 
@@ -112,30 +108,26 @@ def test_a_run_keeps_every_finite_number_and_names_a_metric_that_cannot_be_used(
     expected = {f"m_{index}": number for index, (_, number) in enumerate(NUMBERS) if math.isfinite(number)}
     expected |= {"of_run": 0.5, "of_run_error": 0.25} | {f"{name}_of_held_out_points": x for name, x in expected.items()}
     assert {name: value for name, value in results.items() if name.startswith(("m_", "of_run"))} == expected
-    assert "the metric 'm_10' is nan, and is left out of the record" in capsys.readouterr().err
+    assert "the metric 'm_5' is nan, and is left out of the record" in capsys.readouterr().err
 
     register("refused", fails, of="run")
-    for _ in range(2):  # however often it is resumed
-        assert train(folder, "--resume_from_checkpoint=latest") == 2
-        record, error = json.loads((folder / "lrlab" / "run.json").read_text()), capsys.readouterr().err
-        assert record["run"]["status"] == "failed"
-        assert "The metric 'refused' failed at" in error
-        assert "RuntimeError: no figure today" in error
+    assert train(folder, "--resume_from_checkpoint=latest") == 2
+    assert json.loads((folder / "lrlab" / "run.json").read_text())["run"]["status"] == "failed"
+    assert re.search("The metric 'refused' failed at.*RuntimeError: no figure today", capsys.readouterr().err, re.DOTALL)
 
 
-def test_a_study_keeps_every_number_and_names_a_metric_that_cannot_be_used(tmp_path, monkeypatch):
+def test_a_study_keeps_a_metric_that_is_nan_and_names_one_that_cannot_be_used(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "write_report", lambda folder, *_: folder / "report" / "index.html")
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
-    names = [f"m_{index}" for index in range(len(NUMBERS) - 1)]  # an infinity would be no JSON
-    for name, (value, _) in zip(names, NUMBERS, strict=False):
-        register(name, value)
-    spec = {"base": RUN, "arms": {"constant": {}}, "datasets": ["dino"], "seeds": 2, "metrics": names}
+    register("nan", math.nan)
+    register("half", np.float32(0.5))
+    spec = {"base": RUN, "arms": {"constant": {}}, "datasets": ["dino"], "seeds": 2, "metrics": ["nan", "half"]}
     run_study(spec, tmp_path / "out", quiet=True)
-    expected = {name: None if math.isnan(x) else x for name, (_, x) in zip(names, NUMBERS, strict=False)}
     files = sorted((tmp_path / "out" / "runs").glob("*.json"))
     assert len(files) == 2
     for file in files:
-        assert expected.items() <= json.loads(file.read_text())["train"]["results"].items()
+        results = json.loads(file.read_text())["train"]["results"]
+        assert (results["nan"], results["half"]) == (None, 0.5)
     register("refused", "0.5")
     with pytest.raises(LabError, match="The metric 'refused' must return a number, not the text '0.5'"):
         run_study({**spec, "metrics": ["refused"]}, tmp_path / "other", quiet=True)

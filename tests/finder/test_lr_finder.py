@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import random
+from functools import partial
 from pathlib import Path
 
 import datasets
@@ -70,18 +71,15 @@ def test_a_tenth_of_the_bottom_is_suggested_and_disturbances_move_it_little(loss
     assert suggestion.interval[0] < suggestion.lr < suggestion.interval[1]
 
 
-NOISES = {
-    "normal": lambda rng, size: rng.standard_normal(size),
-    "of timesteps": lambda rng, size: rng.lognormal(0, 1, size),  # a batch of 1: many small losses, a few large ones
-    "rising": lambda rng, size: rng.standard_normal(size) * np.geomspace(0.1, 1, size),
-}
-
-
-@pytest.mark.parametrize("kind", NOISES)
-def test_curves_that_do_not_fall_seldom_pass_for_falling(kind):
+@cases("noise", [
+    lambda rng: rng.standard_normal(200),
+    lambda rng: rng.lognormal(0, 1, 200),  # a batch of 1: many small losses, a few large ones
+    lambda rng: rng.standard_normal(200) * np.geomspace(0.1, 1, 200),
+])  # fmt: skip
+def test_curves_that_do_not_fall_seldom_pass_for_falling(noise):
     """At most 5 % of those that a script's test makes: 3.5 standard errors were found by such simulations."""
     rng, lrs = np.random.default_rng(0), np.geomspace(1e-7, 1e-2, 200)
-    found = [minimum_tenth(lrs, 3 + NOISES[kind](rng, 200)) for _ in range(200)]
+    found = [minimum_tenth(lrs, 3 + noise(rng)) for _ in range(200)]
     assert sum("does not fall" not in suggestion.reason for suggestion in found) <= 10
 
 
@@ -128,23 +126,19 @@ def test_a_range_test_of_a_function_of_the_rate():
     assert "no fp16 gradient was finite at a rate of 1e-06" in sweep.ended
 
 
-REFUSED = {
-    "all NaN": (np.full(101, np.nan), "not finite from the start"),
-    "NaN after 3": (np.where(np.arange(101) < 3, 1.0, np.nan), "known at 3 rates only"),
-    "level": (np.ones(101), "does not fall between"),
-    "rises": (1 + fall(-4)[::-1], "does not fall and rises"),
-    "noise": (1 + 0.05 * np.random.default_rng(0).standard_normal(101), "does not fall"),
-    "a fall of a thousandth": (1 + 0.001 * fall(-4), "does not fall between"),
-}
-
-
-@cases("name", REFUSED)
-def test_refusals(name):
-    losses, reason = REFUSED[name]
+@cases(("losses", "reason", "is_noise"), [
+    (np.full(101, np.nan), "not finite from the start", False),
+    (np.where(np.arange(101) < 3, 1.0, np.nan), "known at 3 rates only", False),
+    (np.ones(101), "does not fall between", False), (1 + fall(-4)[::-1], "does not fall and rises", False),
+    (1 + 0.001 * fall(-4), "does not fall between", False),
+    (1 + 0.05 * np.random.default_rng(0).standard_normal(101), "by more than the noise of independent losses", True),
+    (0.2 + fall(-2, width=4), "still falls at the highest rate, 0.01", False),
+])  # fmt: skip
+def test_refusals(losses, reason, is_noise):
     suggestion = minimum_tenth(LRS, losses)
     assert suggestion.lr is None is suggestion.interval
     assert reason in suggestion.reason
-    assert suggestion.is_noise is (name == "noise") is ("by more than the noise of independent losses" in suggestion.reason)
+    assert suggestion.is_noise is is_noise
 
 
 def test_input_that_is_no_curve():
@@ -153,10 +147,7 @@ def test_input_that_is_no_curve():
             minimum_tenth(lrs, VALLEY)
 
 
-def test_a_minimum_that_is_not_in_sight():
-    suggestion = minimum_tenth(LRS, 0.2 + fall(-2, width=4))
-    assert suggestion.lr is None
-    assert "still falls at the highest rate, 0.01" in suggestion.reason
+def test_a_curve_that_ends_before_its_minimum():
     suggestion = minimum_tenth(LRS, np.where(LRS < 1e-3, 0.2 + fall(-3.5, width=1), np.nan))
     assert suggestion.lr == pytest.approx(1e-4, rel=0.15)
     assert "the last rate with a finite loss" in suggestion.reason
@@ -173,9 +164,8 @@ def test_a_suggestion_is_of_the_range_or_none(losses):
 
 @given(st.floats(0.1, 10), st.floats(1e-3, 1e3))
 def test_the_suggestion_has_no_unit(stretch, scale):
-    assert minimum_tenth(LRS * stretch, VALLEY * scale).lr == pytest.approx(
-        stretch * minimum_tenth(LRS, VALLEY).lr, rel=1e-6
-    )
+    expected = stretch * minimum_tenth(LRS, VALLEY).lr
+    assert minimum_tenth(LRS * stretch, VALLEY * scale).lr == pytest.approx(expected, rel=1e-6)
 
 
 def test_several_tests_are_combined():
@@ -210,44 +200,36 @@ def test_rates_are_spaced_evenly_and_go_on_by_two_decades_or_for_as_long_again()
 # --- trainers --------------------------------------------------------------------------------------------------------
 
 POINTS = {
-    **{"dataset_name": "moons", "max_train_steps": 18, "train_batch_size": 32, "num_validation_images": 64},
-    **{"ddpm_num_steps": 20, "num_inference_steps": 2, "output_dir": "run", "validation_steps": 8},
-}
+    "dataset_name": "moons", "max_train_steps": 18, "train_batch_size": 32, "num_validation_images": 64,
+    "ddpm_num_steps": 20, "num_inference_steps": 2, "validation_steps": 8,
+}  # fmt: skip
 MLP = {"dimension": 2, "hidden_size": 64, "num_layers": 1, "embedding_size": 16}
 
 
 def make_trainer(folder, model=None, **options):
-    return helpers.make_trainer(
-        folder, {**{key: POINTS[key] for key in POINTS if key != "output_dir"}, **options}, model or MLP
-    )
+    return helpers.make_trainer(folder, POINTS | options, model or MLP)
 
 
 CASES = {
-    name: {"optimizer": name}
+    name: {"optimizer": name} | ({"use_ema": False, "lr_scheduler": "constant"} if "schedulefree" in name else {})
     for name, entry in OPTIMIZERS.items()
     if helpers.is_installed(name) and "learning_rate" not in entry.facts
-}
-CASES["schedulefree_adamw"] = {**CASES.get("schedulefree_adamw", {}), "use_ema": False, "lr_scheduler": "constant"}
-CASES |= {
+} | {
     "accumulation": {"gradient_accumulation_steps": 2, "train_batch_size": 16},
     "follows losses": {"timestep_sampler": "loss_second_moment:history=1", "loss_weighting": "learned_log_variance"},
     "bands and momentum": {"timestep_lr": "banded:factors=[1|2]", "lr_scheduler": "mdlrc"},
     "feedback": {"lr_scheduler": "reduce_lr_on_plateau:patience=0"},
-    "images with dropout": {"optimizer": "adamw", "noise": "offset", "dataset_name": "digits"},
+    "images with dropout": {"noise": "offset", "dataset_name": "digits", "distance_samples": 0},
 }
-DIGITS = runs.TINY_UNET | {"dropout": 0.2}
+DIGITS = {key: value for key, value in runs.TINY_UNET.items() if key != "_class_name"} | {"dropout": 0.2}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_everything_is_as_it_was(tmp_path, name):
     """In the middle of a run, which goes on as if nothing had been."""
-    options = dict(CASES[name])
-    model = None
-    if options.get("dataset_name") == "digits":
-        model = {key: value for key, value in DIGITS.items() if key != "_class_name"}
-        options |= {"distance_samples": 0, "ddpm_num_steps": 20}
-    trainers = [make_trainer(tmp_path / str(number), model, **options) for number in range(2)]
+    model = DIGITS if "dataset_name" in CASES[name] else None
+    trainers = [make_trainer(tmp_path / str(number), model, **CASES[name]) for number in range(2)]
     for trainer in trainers:
         torch.manual_seed(0)  # of dropout, which draws from the one generator of this process
         updates = trainer.updates(show_progress=False)
@@ -256,23 +238,25 @@ def test_everything_is_as_it_was(tmp_path, name):
         trainer.rest = updates
     before = state_of(trainers[0])
     result = find_lr_of(trainers[0], FinderConfig(**QUICK))
-    assert len(result.sweeps) == 2
-    assert np.isfinite(result.sweeps[0].losses[0])
+    one, other = (sweep.losses for sweep in result.sweeps)
+    assert one[0] == other[0]  # the probe is fixed, and the weights are those of the trainer
+    assert np.isfinite(one[0])
+    assert not np.array_equal(one[1:], other[1:])
     assert_same(state_of(trainers[0]), before)
     for trainer in trainers:
         torch.manual_seed(1)
         for _ in trainer.rest:
             pass
-    assert_same(state_of(trainers[0])["model"], state_of(trainers[1])["model"])
-    assert_same(state_of(trainers[0])["optimizer"], state_of(trainers[1])["optimizer"])
-    ours, others = (runs.read_metrics(trainer.folder.path) for trainer in trainers)
-    assert ours == others
+    for part in ("model", "optimizer"):
+        assert_same(state_of(trainers[0])[part], state_of(trainers[1])[part])
+    rows, others = (runs.read_metrics(trainer.folder.path) for trainer in trainers)
+    assert rows == others
 
 
 def test_an_exception_changes_nothing_either(tmp_path, monkeypatch):
     """Also not the count of micro-batches."""
     trainer = make_trainer(tmp_path, gradient_accumulation_steps=2, train_batch_size=16)
-    before, batches, settings = state_of(trainer), trainer.batches, FinderConfig(**QUICK)
+    before, batches = state_of(trainer), trainer.batches
 
     def cut_short(*order):
         yield from itertools.islice(batches(*order), 5)
@@ -280,7 +264,7 @@ def test_an_exception_changes_nothing_either(tmp_path, monkeypatch):
 
     monkeypatch.setattr(trainer, "batches", cut_short)
     with pytest.raises(RuntimeError):
-        find_lr_of(trainer, settings)
+        find_lr_of(trainer, FinderConfig(**QUICK))
     assert_same(state_of(trainer), before)
     monkeypatch.undo()
     other = make_trainer(tmp_path / "other", gradient_accumulation_steps=2, train_batch_size=16)
@@ -301,23 +285,10 @@ def test_a_test_ends_where_the_loss_explodes_and_goes_on_while_it_falls(tmp_path
     assert len(range_test_of(make_trainer(tmp_path), FinderConfig(start_lr=1e-6, end_lr=1e-2, num_updates=10)).losses) >= 8
 
 
-def test_tests_repeat_and_differ(tmp_path):
-    trainer = make_trainer(tmp_path)
-    settings = resolve_settings(FinderConfig(**QUICK), "adamw")
-    one, again, other = (range_test_of(trainer, settings, repeat) for repeat in (0, 0, 1))
-    np.testing.assert_array_equal(one.losses, again.losses)
-    assert not np.array_equal(one.losses[1:], other.losses[1:])
-    assert one.losses[0] == other.losses[0]  # the probe is fixed, and the weights are those of the trainer
-
-
 def test_timesteps_are_spread_and_noise_comes_in_pairs(tmp_path, monkeypatch):
     trainer, seen = make_trainer(tmp_path), []
-    add_noise = trainer.run.process.scheduler.add_noise
-    monkeypatch.setattr(
-        trainer.run.process.scheduler,
-        "add_noise",
-        lambda images, noise, timesteps: seen.append((noise, timesteps)) or add_noise(images, noise, timesteps),
-    )
+    scheduler, add_noise = trainer.run.process.scheduler, trainer.run.process.scheduler.add_noise
+    monkeypatch.setattr(scheduler, "add_noise", lambda *given: seen.append(given[1:]) or add_noise(*given))
     range_test_of(trainer, resolve_settings(FinderConfig(**QUICK), "adamw"))
     updates = [(noise, timesteps) for noise, timesteps in seen if torch.equal(noise[:16], -noise[16:])]
     assert len(updates) == 24
@@ -338,8 +309,7 @@ def test_bands_take_turns_at_their_own_rates(tmp_path, monkeypatch):
         return do_update(images)
 
     monkeypatch.setattr(trainer, "do_update", watched)
-    settings = FinderConfig(start_lr=1e-4, end_lr=2e-4, num_updates=10)
-    range_test_of(trainer, settings)
+    range_test_of(trainer, FinderConfig(start_lr=1e-4, end_lr=2e-4, num_updates=10))
     (one, one_lr), (other, other_lr) = sorted(seen[:2], key=lambda pair: pair[1])
     assert (one < 10).all() != (other < 10).all()
     assert other_lr == pytest.approx(3 * one_lr, rel=0.1)
@@ -387,15 +357,12 @@ def test_models_that_cannot_be_tested(tmp_path):
 @pytest.mark.pictures
 def test_from_python(tmp_path):
     AcceleratorState._reset_state(reset_partial_state=True)
+    config, settings = TrainingConfig(**POINTS, output_dir="run"), FinderConfig(**QUICK)
     states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-    result = find_lr(TrainingConfig(**POINTS), FinderConfig(**QUICK))
+    result = find_lr(config, settings)
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == states
-    assert result.about["optimizer"] == "adamw"
-    call = result.about["command"]
-    assert eval(call, {"find_lr": lambda *given: given, "TrainingConfig": TrainingConfig, "FinderConfig": FinderConfig}) == (
-        TrainingConfig(**POINTS),
-        FinderConfig(**QUICK),
-    )
+    names = {"find_lr": lambda *given: given, "TrainingConfig": TrainingConfig, "FinderConfig": FinderConfig}
+    assert eval(result.about["command"], names) == (config, settings)
     result.save(str(tmp_path))
     found = json.loads((tmp_path / "lr_finder.json").read_text())
     assert len(found["sweeps"]) == 2
@@ -405,27 +372,27 @@ def test_from_python(tmp_path):
 
 
 def test_errors_from_python_name_the_argument():
-    for settings, options, text in (
-        ({"repeats": 0}, {}, r"^repeats=0: must be"),
-        ({"repeats": "3"}, {}, r"repeats='3' of FinderConfig\(\): must be a whole number, got '3'"),
-        ({}, {"train_batch_size": 0}, r"^train_batch_size=0: must be"),
-    ):
-        with pytest.raises(LabError, match=text):
-            find_lr(TrainingConfig(**{**POINTS, **options}), FinderConfig(**settings))
+    config = TrainingConfig(**POINTS, output_dir="run")
+    with pytest.raises(LabError, match=r"repeats='3' of FinderConfig\(\): must be a whole number, got '3'"):
+        find_lr(config, FinderConfig(repeats="3"))
     with pytest.raises(LabError, match=r"settings=.* of find_lr\(\): must be a FinderConfig or None, got "):
-        find_lr(TrainingConfig(**POINTS), {"num_updates": 20})
+        find_lr(config, {"num_updates": 20})
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
+
+
+def of_points(folder):
+    """Options of a small model."""
+    (folder / "mlp.json").write_text(json.dumps({"_class_name": "MLPDenoiser", **MLP}))
+    return ["--dataset_name=moons", f"--model_config_name_or_path={folder / 'mlp.json'}"]
 
 
 @pytest.fixture(scope="module")
 def auto(tmp_path_factory):
     """The finder by its script, a run that takes its rate by itself, and one that is given this rate."""
     base = tmp_path_factory.mktemp("auto")
-    (base / "mlp").mkdir()
-    (base / "mlp" / "config.json").write_text(json.dumps({"_class_name": "MLPDenoiser", **MLP}))
-    options = ["--dataset_name=moons", "--train_batch_size=64", f"--model_config_name_or_path={base}/mlp"]
+    options = [*of_points(base), "--train_batch_size=64"]
     options += ["--num_validation_images=200", "--distance_samples=200", "--eval_batch_size=50", "--ddpm_num_steps=20"]
     options += ["--num_inference_steps=20", "--lr_scheduler=rex"]
     status, shown, warned = started.run(FIND_LR, *options, f"--output_dir={base}/found", env=runs.environment())
@@ -442,8 +409,7 @@ def auto(tmp_path_factory):
 
 def test_a_result_is_of_its_run_alone(tmp_path):
     AcceleratorState._reset_state(reset_partial_state=True)
-    options = {**POINTS, "output_dir": str(tmp_path)}
-    find_lr_for_folder(TrainingConfig(**options), FinderConfig(**{**QUICK, "repeats": 1}))
+    find_lr_for_folder(TrainingConfig(**POINTS, output_dir=str(tmp_path)), FinderConfig(**{**QUICK, "repeats": 1}))
     for other in ({}, {"dataset_name": "circle"}, {"train_batch_size": 8}, {"optimizer": "adamw:beta2=0.9"}):
         plan = make_trainer(tmp_path, {"dimension": 2}, **other).run.plan
         assert (read_saved_result(tmp_path, plan) is not None) == (not other), other
@@ -485,18 +451,14 @@ def test_an_option_of_training_is_refused_by_the_script(tmp_path):
 @pytest.mark.slow
 def test_two_processes_find_what_one_finds_and_are_as_they_were(tmp_path):
     """With accumulation, in the middle of a run."""
-    (tmp_path / "mlp").mkdir()
-    (tmp_path / "mlp" / "config.json").write_text(json.dumps({"_class_name": "MLPDenoiser", **MLP}))
-    options = ["--dataset_name=moons", "--gradient_accumulation_steps=2", f"--model_config_name_or_path={tmp_path}/mlp"]
+    options = [*of_points(tmp_path), "--gradient_accumulation_steps=2"]
     options += ["--num_validation_images=100", "--validation_steps=1", "--max_train_steps=10"]
     found = []
     for processes in (1, 2):
         folder = tmp_path / str(processes)
         arguments = [folder, *options, f"--train_batch_size={32 // processes}", f"--output_dir={folder}"]
-        if processes == 1:
-            status, _, told = started.run(DRIVER, *arguments, env=runs.environment())
-        else:
-            status, _, told = started.run_ranks(DRIVER, *arguments, processes=2, env=runs.environment())
+        start = started.run if processes == 1 else partial(started.run_ranks, processes=2)
+        status, _, told = start(DRIVER, *arguments, env=runs.environment())
         assert status == 0, told
         found.append(np.array(json.loads((folder / "losses.json").read_text())))
     np.testing.assert_allclose(*found, rtol=1e-3)

@@ -16,11 +16,10 @@ STUDY = ROOT / "model_cards" / "lr-study-2d"
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory):
-    """One of each kind; `card` is the card of a study."""
+    """One of each kind."""
     folder = tmp_path_factory.mktemp("folders")
     run_folder(folder / "run")
     export_dataset("dino", folder / "dino", n=1000, n_test=100)
-    shutil.copytree(STUDY, folder / "card")
     results, summary = made_up_study(("a", "b"), ("dino",), 2)
     (folder / "study" / "runs").mkdir(parents=True)
     write_report(folder / "study", results, summary)
