@@ -16,7 +16,6 @@ from tables import cases
 from diffusers_lrlab.evaluation import distances
 from diffusers_lrlab.evaluation.distances import density_and_coverage, energy_distance, knn_kl, sliced_wasserstein
 from diffusers_lrlab.evaluation.metrics import METRICS, compare_samples
-from diffusers_lrlab.study.context import StudyInterrupted
 
 POINT_METRICS = ["kl", "energy_distance", "sliced_wasserstein", "density", "coverage"]
 EVERY = [knn_kl, energy_distance, sliced_wasserstein, density_and_coverage]
