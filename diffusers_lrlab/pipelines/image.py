@@ -40,7 +40,7 @@ def _check_number(name: str, value: Any, least: float, most: float, whole: bool 
 
 def _names_of_labels(id2label: Any) -> dict[int, str]:
     """The names by label, in the order of labels: files have them in the order of texts."""
-    is_mapping = isinstance(id2label or {}, Mapping)
+    is_mapping = id2label is None or isinstance(id2label, Mapping)
     given = {str(label): name for label, name in (id2label or {}).items()} if is_mapping else {}
     is_named = is_mapping and all(isinstance(given.get(str(label)), str) for label in range(len(given)))
     _check("id2label", id2label, is_named, "the names of labels 0, 1, 2, ... as a dict, or None")
@@ -198,7 +198,8 @@ class ImagePipeline(DiffusionPipeline):
             return None if null_label is None else torch.full((num,), null_label), num, 1.0
         _check("class_labels", class_labels, is_labelled, "left out for a model without labels")
         labels, scale = self.label_ids(class_labels), self.config.guidance_scale if scale is None else scale
-        _check("batch_size", batch_size, batch_size in (None, len(labels)), "the number of class_labels, or left out")
+        is_one_each = batch_size is None or (isinstance(batch_size, (int, np.integer)) and batch_size == len(labels))
+        _check("batch_size", batch_size, is_one_each, "the number of class_labels, or left out")
         _check_number("guidance_scale", scale, 0, _MOST, whole=False)
         can_guide = scale == 1 or null_label is not None
         _check("guidance_scale", scale, can_guide, "1 for a model that was trained without dropped labels")

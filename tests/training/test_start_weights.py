@@ -211,7 +211,7 @@ def test_a_start_on_the_hub_is_recorded_by_its_commit_which_its_options_have(mod
     index = {"_class_name": "DDPMPipeline", "unet": ["diffusers", "UNet2DModel"]}
     files["model_index.json"] = json.dumps(index).encode()
     repo = hub.put("somebody/unet", files)
-    commit = repo.resolve("main")
+    commit, _ = repo.resolve("main")
     first = call(tmp_path / "first", "--max_train_steps=2", "--pretrained_model_name_or_path=somebody/unet")
     status, _, stderr = started.run(runs.SCRIPT, *first, env=hub.env)
     assert status == 0, stderr

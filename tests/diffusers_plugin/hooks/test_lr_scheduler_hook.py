@@ -461,28 +461,70 @@ def test_explain_tells_what_is_replaced(tmp_path):
 
 # --- several processes -----------------------------------------------------------------------------------------------
 
+PREPARED = """
+import json, sys
+import torch
+from accelerate import Accelerator
+from torch.optim import lr_scheduler as S
+
+class AdamW(torch.optim.AdamW):
+    def step(self, closure=None):
+        seen.append(self.param_groups[0]["lr"])
+        return super().step(closure)
+
+first, last = (int(word) for word in sys.argv[1:3])
+seen, shown = [], []
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+model = torch.nn.Linear(2, 1)
+optimizer = AdamW(model.parameters(), lr=1e-3)
+# As ai-toolkit: as long as the updates, though accelerate steps it once per process.
+scheduler = S.SequentialLR(optimizer, [S.LinearLR(optimizer), S.CosineAnnealingLR(optimizer, T_max=10)], milestones=[2])
+loader = torch.utils.data.DataLoader(torch.ones(96, 2), batch_size=1)
+model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+if first:
+    accelerator.load_state("state")
+    loader = accelerator.skip_first_batches(loader, 4 * first)
+for batch in loader:
+    with accelerator.accumulate(model):
+        accelerator.backward(model(batch).sum())
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    if accelerator.sync_gradients:
+        shown.append(scheduler.get_last_lr()[0])
+    if first + len(seen) == last and accelerator.sync_gradients:
+        break
+accelerator.save_state("state")
+with open(f"seen-{accelerator.process_index}.json", "w") as file:
+    json.dump([seen, shown], file)
+accelerator.wait_for_everyone()
+accelerator.end_training()
+"""
+
 
 @pytest.mark.slow
 def test_two_processes_with_accumulation_resume_on_the_curve(tmp_path):
     """By `accelerate launch` itself, and the second part by `torchrun`."""
-    script = Path(__file__).parents[2] / "scripts" / "two_models_script.py"
+    (tmp_path / "program.py").write_text(PREPARED)
     ours = ["-m", "diffusers_lrlab.launch", "--lr_scheduler=rex:d=0.9", "--num_updates=12", "--num_warmup_steps=2"]
-    ours += ["--strict_lr_audit", str(script), f"--output_dir={tmp_path}", "--gradient_accumulation_steps=2"]
-    by_accelerate = ["accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"]
-    by_accelerate += ["--mixed_precision=no", "--main_process_port", str(started.free_port()), "--dynamo_backend=no"]
+    by_accelerate = [
+        "accelerate.commands.launch",
+        "--multi_gpu",
+        "--num_processes=2",
+        "--num_machines=1",
+        "--mixed_precision=no",
+    ]
+    by_accelerate += ["--main_process_port", str(started.free_port())]
     by_torchrun = ["torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    first = ["--max_train_steps=5", "--checkpointing_steps=5"]
-    second = ["--max_train_steps=12", "--resume_from_checkpoint=checkpoint-5"]
     env = {**environment(), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONWARNINGS": "ignore"}
-    curve = lr_curve("rex:d=0.9", 1e-2, 2, N)
-    for launcher, arguments, part in ((by_accelerate, first, curve[:5]), (by_torchrun, second, curve[5:])):
-        command = [sys.executable, "-m", *launcher, *ours, *arguments]
+    curve = lr_curve("rex:d=0.9", LR, 2, N)
+    for launcher, first, last in (([*by_accelerate, "--dynamo_backend=no"], 0, 5), (by_torchrun, 5, 12)):
+        command = [sys.executable, "-m", *launcher, *ours, "--strict_lr_audit", "program.py", str(first), str(last)]
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=300)
         assert done.returncode == 0, done.stderr
         for rank in range(2):
-            rows = json.loads((tmp_path / f"rows-{rank}.json").read_text())["rows"]
-            lrs = np.array([row["lrs"] for row in rows])[3::2]  # as read before a step; at the first, the audit sees it
-            close(lrs, part[1:, None] * [1.0, 0.5])
-        assert f"LR audit: {len(part)} updates, every value that follows the clock was as expected" in done.stderr
-        assert done.stderr.count("replaces LambdaLR of AdamW: 12 updates") == 1
-        assert ("It goes on at update 5." in done.stderr) == (launcher is by_torchrun)
+            seen, shown = json.loads((tmp_path / f"seen-{rank}.json").read_text())
+            close(seen, curve[first:last])
+            close(shown[:-1], curve[first + 1 : last])
+        assert done.stderr.count("replaces SequentialLR (LinearLR, CosineAnnealingLR) of AdamW: 12 updates") == 1
+        assert ("It goes on at update 5." in done.stderr) == bool(first)
