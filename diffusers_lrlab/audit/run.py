@@ -131,9 +131,9 @@ def _signals_passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 def _report(command: list[str], status: int, records: Path, options: AuditOptions) -> int:
     audit = make_audit(command, status, read_processes(records), options.expectation)
-    sys.stderr.write("\n".join(lines_of(audit)) + "\n")
     data, plot = options.out / "lr_audit.json", options.out / "lr_audit.png"
     write_json(audit, data)
+    sys.stderr.write("\n".join(lines_of(audit)) + "\n")
     plot.unlink(missing_ok=True)  # of an earlier audit
     written, no_plot = str(data), ""
     if audit.sections:

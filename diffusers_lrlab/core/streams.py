@@ -111,8 +111,8 @@ def restore_random_states(states: dict[str, Any]) -> None:
     name, keys, *rest = states["numpy"]
     np.random.set_state((name, np.array(keys, np.uint32), *rest))
     torch.set_rng_state(torch.tensor(states["torch"], dtype=torch.uint8))
-    if states["devices"]:
-        _devices().set_rng_state_all([torch.tensor(state, dtype=torch.uint8) for state in states["devices"]])
+    if states["devices"] and (devices := _devices()):  # else the checkpoint is of another machine
+        devices.set_rng_state_all([torch.tensor(state, dtype=torch.uint8) for state in states["devices"]])
 
 
 @contextmanager

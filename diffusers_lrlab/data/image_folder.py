@@ -72,7 +72,9 @@ class FolderFiles:
         self.unread: dict[str, list[str]] = defaultdict(list)  # paths of images, and of folders and links, by reason
         for path in sorted(self._walk()):
             ending = ending_of(path)
-            if ending in image_endings():
+            if ending in image_endings() and os.fsencode(path).decode(errors="replace") != path:
+                self.unread["rename these in UTF-8"].append(path)
+            elif ending in image_endings():
                 self.images[self.name_of(path)] = path
             elif os.path.basename(path) == f"metadata{ending}" and ending in _METADATA:
                 self.metadata.append(path)
@@ -103,9 +105,9 @@ class FolderFiles:
             for entry in sorted(entries, key=lambda each: each.name):
                 if entry.name.startswith(".") or entry.name == "__MACOSX":
                     continue
-                if entry.is_file():
+                if os.path.isfile(entry):
                     yield entry.path
-                elif not entry.is_dir():
+                elif not os.path.isdir(entry):
                     self.unread["not a file, or a link that leads nowhere"].append(entry.path)
                 elif not entry.is_symlink():
                     folders.append(entry.path)

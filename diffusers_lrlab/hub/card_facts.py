@@ -67,8 +67,11 @@ def facts_of(record: dict[str, Any], kind: DataKind) -> list[tuple[str, Any]]:
         ("Peak memory", f"{train['peak_memory_mb']:.0f} MB"),
         ("Hardware", f"{processes}; {meta['processor']}, {counted(meta['cpu_cores'], 'core')}"),
         ("Versions", ", ".join(f"{name} {version}" for name, version in meta["versions"].items())),
-        # An installed package has no commit.
-        ("Commit", f"{meta['git_commit']}{' with local changes' * meta['git_dirty']}" if meta["git_commit"] else None),
+        # An installed package has no commit; `git_dirty` is None if git did not say.
+        (
+            "Commit",
+            f"{meta['git_commit']}{' with local changes' if meta['git_dirty'] else ''}" if meta["git_commit"] else None,
+        ),
     ]
     return [(name, value) for name, value in rows if value is not None]
 

@@ -47,7 +47,7 @@ _STUDY = FolderKind(
     "study",
     "spec.yaml",
     "dataset",
-    ("README.md", "*.png", "tables/*.tex", "summary.*", "runs.parquet", "spec.yaml", "runs/*.json"),
+    ("README.md", "*.png", "tables/*.tex", "summary.json", "summary.parquet", "runs.parquet", "spec.yaml", "runs/*.json"),
     "repeat the `lrlab study run` command that made it, which repeats damaged runs; pull a downloaded study again",
     "lrlab study run {folder}/spec.yaml --out NEW",
 )

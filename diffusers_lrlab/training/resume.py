@@ -107,7 +107,7 @@ def check_fresh(folder: RunFolder, replaces: bool) -> None:
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """`trainer.json` of a checkpoint."""
-    return read_json(checkpoint / "trainer.json", "resume from another checkpoint")
+    return read_json(checkpoint / "trainer.json", "resume from another checkpoint", parse_constant=float)
 
 
 def resumed_config(config: ResolvedConfig, checkpoint: Path) -> ResolvedConfig:

@@ -75,8 +75,12 @@ FOLDERS = {
         7, {"a", "again"}, None,
     ),
     "a linked file, and one that is gone": (
-        numbers("", 3), {"links": {"x.png": "000.png", "y.png": "gone.png", "z.png": "/dev/zero"}},
-        4, None, r"2 of 6 images .* were not read: 2 such as 'y\.png' \(not a file, or a link that leads nowhere\)\.",
+        numbers("", 3), {"links": {"x.png": "000.png", "w.png": "w.png", "y.png": "gone.png", "z.png": "/dev/zero"}},
+        4, None, r"3 of 7 images .* were not read: 3 such as 'w\.png' \(not a file, or a link that leads nowhere\)\.",
+    ),
+    "a name that is not UTF-8": (
+        numbers("", 3), {"others": {os.fsdecode(b"\xe9t\xe9.png"): JUNK}},
+        3, None, r"1 of 4 images .* 1 such as '\\udce9t\\udce9\.png' \(rename these in UTF-8\)\.",
     ),
     "photos of a phone and of a camera": (
         numbers("", 3, ".JPG"), {"others": dict.fromkeys([*numbers("trip/", 5, ".HEIC"), *numbers("", 2, ".NEF")], JUNK)},

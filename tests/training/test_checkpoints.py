@@ -19,6 +19,7 @@ from diffusers_lrlab.core.manifest import find_damage
 from diffusers_lrlab.training import checkpoints
 from diffusers_lrlab.training.checkpoints import CheckpointWriter
 from diffusers_lrlab.training.resolve import resolve_config
+from diffusers_lrlab.training.resume import read_state
 from diffusers_lrlab.training.run_folder import SNAPSHOTS, RunFolder
 
 MODEL = {"dimension": 2, "hidden_size": 8, "num_layers": 1, "embedding_size": 4}
@@ -183,6 +184,12 @@ def test_resumed_to_the_bit(tmp_path):
     assert filecmp.cmpfiles(tmp_path / "whole", tmp_path / "parts", names, shallow=False) == (names, [], [])
     folders = {path.name for path in (tmp_path / "parts" / "checkpoint-12").iterdir() if path.is_dir()}
     assert folders == {"denoiser", "denoiser_ema", "denoiser_ema_2"}
+
+
+def test_options_without_a_bound_are_read_back(tmp_path):
+    """Such as `--timestep_sampler snr_range:max_snr=Infinity`."""
+    (tmp_path / "trainer.json").write_text(json.dumps({"config": {"timestep_sampler_kwargs": {"max_snr": float("inf")}}}))
+    assert read_state(tmp_path)["config"]["timestep_sampler_kwargs"] == {"max_snr": float("inf")}
 
 
 def test_a_new_run_removes_snapshots_of_the_old_one_and_nothing_else(tmp_path):

@@ -32,6 +32,7 @@ class RealSteps:
 
     def __init__(self, is_left_out: Callable[[Any], bool] = lambda optimizer: False) -> None:
         self.total = 0
+        self.num_inner = 0  # steps of a base class, or of the class by a step that replaces it
         self.before: list[Callable[[Any], None]] = []
         self.after: list[Callable[[Any], None]] = []
         self.running: list[Any] = []  # optimizers, the outermost first
@@ -51,8 +52,9 @@ class RealSteps:
     def end(self, optimizer: Any, *_: Any) -> None:
         while self.running and self.running.pop() is not optimizer:
             pass
-        if self.is_running(optimizer):
-            return  # its step called that of its base class
+        if self.is_running(optimizer):  # its step called that of its base class
+            self.num_inner += 1
+            return
         self._wrappers.update(self.running)
         if not self._is_left_out(optimizer):
             self.add(optimizer)
@@ -199,7 +201,7 @@ def _arguments(scheduler: Any) -> dict[str, Any]:
             known |= keywords
             function = function.func
         if hasattr(function, "__code__"):
-            with suppress(ValueError):  # of a variable that is assigned later
+            with suppress(TypeError, ValueError):  # not a Python function; a variable that is assigned later
                 known |= inspect.getclosurevars(function).nonlocals  # of a nested function, as in diffusers
             maker = getattr(function, "__qualname__", "").split(".")[0]
             known["__name__"] = f"LambdaLR of {maker}" if maker else None

@@ -122,6 +122,7 @@ class LrSchedulerHook:
                 driven.check_steps_are_seen()
         with self._replacing(driven):
             step(scheduler, *args, **kwargs)
+            driven.note_scheduler_step(scheduler, *args, *kwargs.values())
 
     @contextlib.contextmanager
     def _replacing(self, driven: DrivenOptimizer) -> Iterator[None]:
@@ -145,11 +146,21 @@ class LrSchedulerHook:
         file_name = getattr(getattr(function, "__code__", None), "co_filename", "")
         # A wrapper's optimizer has hooks, and torch's own functions around a step call it.
         if name == "step" and bare_optimizer(owner) is owner and not file_name.startswith(_OPTIM):
+            calls_class = set[bool]()
 
             @functools.wraps(function)
             def step(owner: Optimizer, /, *args: Any, **kwargs: Any) -> Any:
-                with self.run.steps.step_without_hooks(owner):
-                    return value(*args, **kwargs)
+                steps, num_inner = self.run.steps, self.run.steps.num_inner
+                with steps.step_without_hooks(owner):
+                    result = value(*args, **kwargs)
+                    calls_class.add(steps.num_inner > num_inner)
+                    if len(calls_class) > 1:  # as one that counts micro-batches would
+                        with self.run.error_kept():
+                            raise LabError(
+                                f"{self.option}: the program replaces the step of {type(owner).__name__} by one that only "
+                                "sometimes calls that of the class, so its updates cannot be counted. Switch that off there."
+                            )
+                return result
 
             set_value(owner, name, types.MethodType(step, owner))  # torch can make no scheduler for a function
             return

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import CyclicLR, LRScheduler
+from torch.optim.lr_scheduler import CyclicLR, LRScheduler, ReduceLROnPlateau
 
 from ...audit.recorder.steps import bare_optimizer
 from ...core.errors import LabError, is_first_process
@@ -31,7 +31,7 @@ class DrivenOptimizer(AuditedSchedule):
     def __init__(self, optimizer: Optimizer, schedule: Schedule, run: HostRun, strict: bool):
         super().__init__(schedule, optimizer, run, strict)
         self.schedulers: list[LRScheduler] = []
-        self._start = 0  # where the program has made a scheduler, as by last_epoch
+        self._num_scheduler_steps = 0  # by the program, since it set their position
         self.curve: CurveLR | None = None
         self.last_update: int | None = None  # of the curve, whose rates are those of all updates after it
         self._has_said_end = False
@@ -46,7 +46,12 @@ class DrivenOptimizer(AuditedSchedule):
 
     def add(self, scheduler: LRScheduler) -> None:
         self.schedulers.append(scheduler)
-        self._start = max(self._start, int(getattr(scheduler, "last_epoch", 0)))
+
+    def note_scheduler_step(self, scheduler: LRScheduler, *given: Any) -> None:
+        """Counts a step; one with a position, such as `scheduler.step(100)`, starts the count anew."""
+        sets_position = any(type(each) is int and each == scheduler.last_epoch for each in given)
+        sets_position = sets_position and not isinstance(scheduler, ReduceLROnPlateau)
+        self._num_scheduler_steps = 0 if sets_position else self._num_scheduler_steps + 1
 
     def rates(self) -> list[Any]:
         """Copies of the learning rates, to be put back after a scheduler has written its own."""
@@ -114,7 +119,8 @@ class DrivenOptimizer(AuditedSchedule):
             return int(counts[0])
         # A checkpoint that was made without this option: Adam and its relatives count their steps.
         steps = next((state["step"] for state in self.optimizer.state.values() if "step" in state), 0)
-        return int(steps) or self._start
+        last = max((int(getattr(each, "last_epoch", 0)) for each in schedulers), default=0)
+        return int(steps) or max(last - self._num_scheduler_steps, 0)
 
     def _peaks(self, done: int) -> list[float]:
         groups = self.optimizer.param_groups

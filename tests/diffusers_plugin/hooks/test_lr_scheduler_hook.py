@@ -248,6 +248,14 @@ def test_a_checkpoint_from_before_the_option(stepped, train, launch):
     check(seen, lr_curve("rex", LR, 0, N)[5:])
 
 
+def test_a_checkpoint_from_before_the_option_of_an_optimizer_that_counts_no_steps(train, launch):
+    program = PROGRAM + "optimizer = torch.optim.SGD([{'params': model.parameters(), 'lr': 1e-3}])\n" + COSINE
+    program += STOPPED.format(load=SCHEDULER, step="scheduler.step()", scheduler="scheduler.state_dict()")
+    launch(program, arguments=[0, 5], options=[])
+    stderr = launch(program, arguments=[5, 12], options=[REX, "--num_updates=12"])
+    assert "It goes on at update 5." in stderr
+
+
 def test_a_state_that_is_loaded_again_sets_the_run_back(train):
     loop = "import copy\n" + LOOP + "    if update == 2: state = copy.deepcopy(optimizer.state_dict())\n"
     loop += "    if update == 5: optimizer.load_state_dict(state)\n"
@@ -338,6 +346,19 @@ def test_a_step_that_the_program_sets_is_counted_once(step, when, train):
     seen, shown, stderr = train(REPLACED, make, loop, options=[*FOR_12, "--strict_lr_audit"])
     check(seen, lr_curve("rex", LR, 0, N), None if when == "without" else shown)
     assert "LR audit: 12 updates, every value" in stderr
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step", "ignore:Seems like `optimizer.step")
+@cases("first", [0, 1])
+def test_a_step_that_calls_the_class_only_sometimes_is_refused(first, launch):
+    """As one that counts micro-batches."""
+    step = f"calls = [{first}]\ndef sometimes(closure=None):\n    calls.append(0)\n"
+    step += "    return step(optimizer) if len(calls) % 2 else None\noptimizer.step = sometimes\n"
+    if first:
+        step = step.replace("len(calls) % 2", "len(calls) % 2 == 0")
+    program = PROGRAM + REPLACED + step + NO_SCHEDULER
+    stderr = launch(program, options=[REX, "--num_updates=12"], status=2)
+    assert "replaces the step of AdamW by one that only sometimes calls that of the class" in stderr
 
 
 # --- wrong input -----------------------------------------------------------------------------------------------------
