@@ -109,7 +109,7 @@ o = adam(); driven = DrivenOptimizer(o, resolve_schedule('rex'), run, False)
 rates = driven.rates(); s = get_scheduler('linear', o, 20, 160)
 driven.add(s); driven.put_back(rates)
 def step():
-    rates = driven.rates(); s.step(); driven.put_back(rates)
+    rates = driven.rates(); s.step(); driven.note_scheduler_step(s); driven.put_back(rates)
 def before():
     driven.curve or driven.drive(0, 40)
     driven.before_step()
