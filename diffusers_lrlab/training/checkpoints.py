@@ -13,6 +13,7 @@ samplers that follow the losses. The same holds for the schedules that follow th
 """
 
 import copy
+import importlib
 import json
 import math
 import shutil
@@ -80,6 +81,8 @@ class CheckpointWriter:
             facts = {"update": run.update, "config": run.config.to_dict(), **facts_of(self.accelerator, run)}
             facts |= {"num_updates": run.plan.num_updates, "num_processes": self.accelerator.num_processes}
             facts |= {"log_rows": self.folder.count_rows()}
+            # `save_pretrained` imports this, and with it peft: in a thread, beside an import of a pipeline, in a circle.
+            importlib.import_module("diffusers.hooks")
             executor = ThreadPoolExecutor(1, "write checkpoint")
             self._pending = executor.submit(self._write, path, models, on_host(parts), facts, rows)
             executor.shutdown(wait=False)
