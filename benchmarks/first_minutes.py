@@ -72,19 +72,18 @@ TASKS = {
 def run(task, checkout):
     """CPU and wall seconds of a task in a new folder, and those that a run prints."""
     work, environment = TASKS[task], {**os.environ, "PYTHONPATH": str(checkout)}
-    code = f"PARTS = {PARTS!r}\n{RUN}" if "train" in work else work
-    command = (
-        ["-c", code, *work]
-        if "train" in work
-        else ["-c", work]
-        if isinstance(work, str)
-        else ["-m", "diffusers_lrlab", *work]
-    )
+    is_run = work[0] == "train"
+    if isinstance(work, str):
+        command = ["-c", work]
+    elif is_run:
+        command = ["-c", f"PARTS = {PARTS!r}\n{RUN}", *work]
+    else:
+        command = ["-m", "diffusers_lrlab", *work]
     with tempfile.TemporaryDirectory() as folder:
         if task == "quick-again":
             _started([*command[:2], *TASKS["quick"]], folder, environment)
         cpu, wall, output = _started(command, folder, environment)
-    figures = json.loads(output.splitlines()[-1]) if "train" in work else {}
+    figures = json.loads(output.splitlines()[-1]) if is_run else {}
     return {"cpu": cpu, "wall": wall, **figures}
 
 
@@ -136,7 +135,8 @@ def main():
     print(f"\n| CPU s after the last update | checkout | {' | '.join(parts)} |\n|---|---|{'---|' * len(parts)}")
     for (task, name), rows in found.items():
         if "first" in rows[0]:
-            print(f"| {task} | {name} | {' | '.join(shown([row.get(part, 0.0) for row in rows]) for part in parts)} |")
+            cells = [shown([row[part] for row in rows]) if part in rows[0] else "–" for part in parts]
+            print(f"| {task} | {name} | {' | '.join(cells)} |")
 
 
 RUNS = [task for task, work in TASKS.items() if not isinstance(work, str)]

@@ -12,7 +12,7 @@ from ..core.values import COUNT
 from ..data.batch import Batch
 from ..objective.process import NoiseProcess
 
-# Fixed for every run, whatever its seed: validation losses of different runs are of the same images, timesteps, noise.
+# The same for every seed of a run, so that validation losses of different runs use the same images, timesteps and noise.
 VALIDATION_SEED = 0
 
 NUM_STEPS = 40

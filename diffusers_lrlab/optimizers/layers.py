@@ -50,8 +50,9 @@ def layers_of(
     The roles of parameters, of which Muon takes those that are [`HIDDEN`]; only their shapes are read.
 
     Parameters outside of a model's numbered blocks belong to its first and last layers; where none is outside, or all are,
-    the first and the last matrix do. Without names, all matrices are hidden. Patterns of names in `hidden` are, whatever
-    their layers are, and those in `adamw`, which come first, are not. With `chunks`, fused projections have several blocks.
+    the first and the last matrix do. Without names, all matrices are hidden. Parameters whose names match a pattern in
+    `adamw` are not hidden; others that match one in `hidden` are, in any layer. With `chunks`, fused projections have
+    several blocks.
 
     Raises a `LabError` for a pattern without a match, and if nothing is hidden.
     """

@@ -1,4 +1,4 @@
-"""What is read of a program, and the file of records, one line of JSON each, which survive however the process ends."""
+"""Values read from a program, and the file of records: one line of JSON each, kept even if the process is killed."""
 
 from __future__ import annotations
 
