@@ -9,9 +9,12 @@ import json
 import shlex
 import signal
 import tempfile
+import time
 import warnings
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import hypothesis
 import yaml
 from continued_runs import repeated_options
 from fuzz import inputs
@@ -145,3 +148,45 @@ TARGETS = {
     "records": (inputs.damaged_json(_RECORD), _record),
     "logs": (st.lists(inputs.damaged_json(_ROW), max_size=4).map("\n".join), _log),
 }
+
+
+@dataclass
+class Tally:
+    """What became of the cases of one kind."""
+
+    cases: int = 0
+    accepted: int = 0
+    slowest: float = 0.0  # seconds
+    failures: dict[str, object] = field(default_factory=dict)  # from what went wrong to the smallest input
+
+
+def search(kind, count, seed, tally=None):
+    """Tries so many inputs of a kind; the smallest that fails is in `tally.failures`."""
+    tally = tally or Tally()
+    last = []
+    quiet = {"print_blob": False, "verbosity": hypothesis.Verbosity.quiet, "report_multiple_bugs": False}
+    unlimited = {"deadline": None, "suppress_health_check": list(hypothesis.HealthCheck)}
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(max_examples=count, database=None, **quiet, **unlimited)
+    @hypothesis.given(TARGETS[kind][0])
+    def each(given):
+        tally.cases += 1
+        started = time.monotonic()
+        try:
+            tally.accepted += check(kind, given)
+        except BaseException as error:
+            last[:] = [given]
+            if isinstance(error, Hang):  # hypothesis lets it through
+                raise TimeoutError(str(error)) from None
+            raise
+        finally:
+            tally.slowest = max(tally.slowest, time.monotonic() - started)
+
+    try:
+        each()
+    except Exception as error:
+        if not last:
+            raise  # it is the input that cannot be made
+        tally.failures.setdefault(f"{type(error).__name__}: {error}"[:300], last[0])
+    return tally
