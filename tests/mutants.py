@@ -43,9 +43,9 @@ OTHER |= {ast.FloorDiv: ast.Div, ast.Mod: ast.Mult, ast.Pow: ast.Mult}
 PRELOADED = """torch torch._dynamo diffusers.training_utils diffusers.models.unets.unet_2d transformers.optimization datasets
     accelerate scipy.stats scipy.optimize sklearn.datasets matplotlib.pyplot statsmodels.api pyarrow.parquet hypothesis
     hypothesis.strategies _hypothesis_pytestplugin""".split()
-# In place of the project's addopts; asserts of what is preloaded cannot be rewritten.
-PYTEST = ["-o", "addopts=", "--strict-markers", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-PYTEST += ["-W", "error", "-W", "ignore::pytest.PytestAssertRewriteWarning", "-m", "not slow and not weekly"]
+# In place of the project's addopts; asserts of what is preloaded cannot be rewritten, and a busy machine meets no deadlines.
+PYTEST = "-o addopts= --strict-markers --hypothesis-profile=ci -x -q -p no:cacheprovider -p no:xdist -W error".split()
+PYTEST += ["-W", "ignore::pytest.PytestAssertRewriteWarning", "-m", "not slow and not weekly"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,17 +217,18 @@ def main():
     os.environ |= {"OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"COVERED": folder, "PYTHONPATH": f"{TREE}{os.pathsep}{TREE / 'tests'}"}
-        subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "--tb=native", "-p", "covered"], cwd=TREE, env=environment, check=False
-        )
+        command = [sys.executable, "-m", "pytest", "-q", "--tb=native", "-p", "covered", "--hypothesis-profile=ci"]
+        subprocess.run(command, cwd=TREE, env=environment, check=False)
         execution = covered.Execution(Path(folder))
-        lots = [execution.tests_of(mutant.room, mutant.path, mutant.lines) for mutant in mutants]
+        tests_of_each = [execution.tests_of(mutant.room, mutant.path, mutant.lines) for mutant in mutants]
         for name in PRELOADED:
             importlib.import_module(name)
         assert PACKAGE not in sys.modules
         fork, counts = multiprocessing.get_context("fork"), collections.Counter()
         with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), fork, make_tree, (folder,)) as pool:
-            for mutant, tests, (by, seconds) in zip(mutants, lots, pool.map(noticed_by, mutants, lots), strict=True):
+            for mutant, tests, (by, seconds) in zip(
+                mutants, tests_of_each, pool.map(noticed_by, mutants, tests_of_each), strict=True
+            ):
                 outcome = "noticed" if by else "survived" if tests else "not executed by any test"
                 counts[outcome] += 1
                 print(f"{mutant.path}:{mutant.line}: {mutant.before[:100]!r} -> {mutant.after[:100]!r}")
