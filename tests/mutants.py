@@ -34,7 +34,7 @@ import covered
 import pytest
 
 TREE, PACKAGE = covered.TREE, "diffusers_lrlab"
-SECONDS = 900  # for the tests of a mutant; one that takes longer counts as noticed
+SECONDS = 900  # for a mutant's tests; if they take longer, it is noticed
 SWAPPED = [(ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn)]
 SWAPPED += [(ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.And, ast.Or)]
 OTHER = {one: other for pair in SWAPPED for one, other in (pair, pair[::-1])}
@@ -233,8 +233,8 @@ def main():
                 counts[outcome] += 1
                 print(f"{mutant.path}:{mutant.line}: {mutant.before[:100]!r} -> {mutant.after[:100]!r}")
                 print(f"    {outcome} {by or ''} {len(tests)} ({seconds:.0f} s)", flush=True)
-    share = f"{counts['noticed'] / len(mutants):.0%}"
-    print(f"{len(mutants)} mutants, {dict(counts)}: {share} noticed, seed {options.seed}.")
+    share = counts["noticed"] / len(mutants)
+    print(f"{share:.0%} of {len(mutants)} mutants were noticed: {dict(counts)}, seed {options.seed}.")
 
 
 if __name__ == "__main__":

@@ -161,6 +161,10 @@ def test_what_a_plug_in_returns_is_checked_before_it_is_used():
     with pytest.raises(LabError, match="'mine' gives a learning rate of -0.5 at update 0; use 0 or more"):
         lab.get_scheduler("mine", torch.optim.SGD([weight()], lr=1.0), 0, 4)
 
+    with MOMENTUM_SCHEDULERS.temporarily():
+        lab.register_momentum_schedule("mine", **ABOUT)(lambda progress, momentum: (momentum, 1.0, 1.0))
+        with pytest.raises(LabError, match="'mine' must return two values, the momentum and a factor on the learning rate"):
+            schedule_curves(resolve_schedule("constant", None, "mine"), 1.0, 0.8, 0, 4)
     lab.register_momentum_schedule("mine", **ABOUT)(lambda progress, momentum: (1.7, 1.0))
     schedule = resolve_schedule("constant", None, "mine")
     with pytest.raises(

@@ -15,26 +15,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import hypothesis
-import yaml
-from continued_runs import repeated_options
 from fuzz import inputs
-from hypothesis import strategies as st
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.finder.range_test import FinderConfig
-from diffusers_lrlab.hub.records import read_log
-from diffusers_lrlab.run.check import check_folder
 from diffusers_lrlab.study.spec.expansion import expand, expand_tuning
 from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.training.arguments import parse_arguments, parse_with, read_yaml
 from diffusers_lrlab.training.config import as_command
 from diffusers_lrlab.training.prepare import resolve_and_check
-from diffusers_lrlab.training.resume import check_fresh
-from diffusers_lrlab.training.run_folder import RunFolder
 
-FIXTURE = Path(__file__).parents[1] / "compatibility" / "v0.1.0"
 SECONDS = 60  # that a case may take
-_WRITTEN = ("run.yaml", "study.yaml", "run.json", "metrics.jsonl")  # by this file
+_WRITTEN = ("run.yaml", "study.yaml")  # by this file
 
 
 class Hang(BaseException):
@@ -74,10 +66,8 @@ def check(kind, given, seconds=SECONDS):
 
 
 def _write(name, text):
-    path = Path(name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8", errors="surrogatepass")
-    return path
+    Path(name).write_text(text, encoding="utf-8", errors="surrogatepass")
+    return name
 
 
 def _arguments(given):
@@ -94,9 +84,9 @@ def _check_repeated(config, resolved):
 
 def _configuration(text):
     path = _write("run.yaml", text)
-    config = parse_arguments(["--config", str(path)], "")
+    config = parse_arguments(["--config", path], "")
     resolved = resolve_and_check(config)  # which also refuses numbers that are none any more
-    for name, value in read_yaml(str(path), "--config").items():
+    for name, value in read_yaml(path, "--config").items():
         taken = getattr(config, name)
         texts = {value} if isinstance(value, str) else {str(value), json.dumps(value), repr(value)}
         taken_as = {str(taken), json.dumps(taken), repr(taken)} | ({f"{taken:g}"} if isinstance(taken, float) else set())
@@ -112,41 +102,16 @@ def _number_in(value):
 
 
 def _study(text):
-    spec = load_spec(str(_write("study.yaml", text)))
+    spec = load_spec(_write("study.yaml", text))
     expand_tuning(spec)
     expand(spec)
 
 
-def _record(text):
-    _write("lrlab/run.json", text)
-    check_folder(Path())
-    for overwrite in (False, True):
-        with contextlib.suppress(LabError):
-            check_fresh(RunFolder(Path()), overwrite)
-    path = _write("run.yaml", yaml.safe_dump(repeated_options(Path())))
-    resolve_and_check(parse_arguments(["--config", str(path), "--output_dir", "again"], ""))
-
-
-def _log(text):
-    folder = RunFolder(_logged(text))
-    folder.rewind(folder, 2, 1)
-    rows = read_log(_logged(text))
-    assert all(isinstance(row["update"], int) for row in rows)
-
-
-def _logged(text):
-    return _write("lrlab/metrics.jsonl", text).parents[1]
-
-
-_RECORD = json.loads((FIXTURE / "run/lrlab/run.json").read_text(encoding="utf-8"))
-_ROW = {"update": 1, "loss": 0.5, "lr": 1e-3, "beta1": 0.9, "grad_norm": 0.1}
 # Kind -> its inputs, and what is done with one.
 TARGETS = {
     "argument lists": (inputs.argument_lists(), _arguments),
     "configurations": (inputs.configurations(), _configuration),
     "studies": (inputs.studies(), _study),
-    "records": (inputs.damaged_json(_RECORD), _record),
-    "logs": (st.lists(inputs.damaged_json(_ROW), max_size=4).map("\n".join), _log),
 }
 
 
