@@ -58,7 +58,7 @@ def summary_of(results, arms, baseline, **study):
         for run in finished:
             if metric in run.results:
                 values[run.arm][run.dataset][run.seed] = run.results[metric]
-        of_metric = compare(values, baseline, metric, num_resamples=0)
+        of_metric = compare(values, baseline, metric)
         for row in of_metric:
             place = row["arm"], row["dataset"]
             row["diverged"] = sum((run.arm, run.dataset) == place and run.status == "diverged" for run in results)

@@ -101,7 +101,6 @@ def _configs(spec: StudySpec) -> dict[Cell, _Model]:
             try:
                 config = _resolve(located(options, spec.folder), where, spec)
                 check_metrics(spec.metrics, config, "metrics")
-                check_metrics((spec.speedup_metric,) if spec.speedup_metric else (), config, "speedup_metric")
                 key = (latents_folder(config), *(getattr(config, name) for name in _OF_MODEL))
                 if key not in models:
                     start = find_start(config)
@@ -118,8 +117,7 @@ def _configs(spec: StudySpec) -> dict[Cell, _Model]:
 
 def _check_comparable(spec: StudySpec, configs: dict[Cell, ResolvedConfig]) -> None:
     """Raises a `LabError` if a loss or a distance is not comparable between arms."""
-    asked = {*spec.metrics, spec.speedup_metric}
-    losses = sorted(name for name, metric in METRICS.items() if name in asked and metric.is_loss)
+    losses = sorted(name for name, metric in METRICS.items() if name in spec.metrics and metric.is_loss)
     holds_out = any("held_out" in METRICS[loss].needs for loss in losses)
     for dataset in spec.datasets:
         of_arms = [configs[arm, dataset] for arm in spec.arms]
