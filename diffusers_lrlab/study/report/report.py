@@ -38,22 +38,15 @@ def report_study(out: Path) -> Path:
     """
     folder = StudyFolder(out)
     saved, command = folder.read_spec()
-    is_card = not (out / "runs").exists()
-    base = saved.get("base") if isinstance(saved, dict) else None
-    code = base.get("plugins") if isinstance(base, dict) else None
-    with names_code(code):
+    base = saved.get("base")
+    with names_code(base.get("plugins") if isinstance(base, dict) else None):
         spec = spec_from_dict(saved, folder.path)
-    if is_card:
-        # Its summary and report are rewritten.
-        refuse_damaged(out, "download the card again", only=lambda name: not name.startswith(("summary.", "report/")))
-    else:
+        if not (out / "runs").exists() and (out / RUNS_TABLE).exists():  # a card, whose summary and report are rewritten
+            refuse_damaged(out, "download the card again", only=lambda name: not name.startswith(("summary.", "report/")))
+            with folder.locked(), damage_named(out):
+                return _write_results(spec, *read_runs(out), folder, StudyProgress(), command)
         again = "give the command of the study again, which repeats damaged runs"
         refuse_damaged(out, again, only=lambda name: name == "spec.yaml" or name.startswith("runs/"))
-    if is_card and (out / RUNS_TABLE).exists():
-        with folder.locked(), damage_named(out):
-            results, notes = read_runs(out)
-            return _write_results(spec, results, notes, folder, StudyProgress(), command)
-    with names_code(code):
         tuning, runs = runs_of(spec, folder)
     folder.check_results([*tuning, *runs])
     if not runs:
@@ -183,7 +176,6 @@ def _image(plot: Plot) -> str:
 
 # --- the card ----------------------------------------------------------------------------------------------------------
 
-_SIZES = (1_000, 10_000, 100_000, 1_000_000)  # rows, as the Hub counts them
 _TAGS = ("diffusers", "diffusers_lrlab", "learning-rate-schedule", "study")
 _USE = (
     "`summary.json` holds everything that this card says. `diffusers_lrlab.read_study(FOLDER)` reads the runs as a data "
@@ -245,7 +237,4 @@ def _front_matter(contents: ReportContents) -> str:
     configs: list[dict[str, Any]] = [
         {"config_name": name, "data_files": [{"split": split, "path": path}]} for name, (split, path) in files.items()
     ]
-    num_rows = max(len(contents.results), len(contents.summary["rows"]))
-    size = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M")[sum(num_rows >= size for size in _SIZES)]
-    title = str(contents.study["title"])
-    return str(DatasetCardData(pretty_name=title, size_categories=[size], tags=[*_TAGS], configs=configs).to_yaml())
+    return str(DatasetCardData(pretty_name=str(contents.study["title"]), tags=[*_TAGS], configs=configs).to_yaml())

@@ -40,8 +40,6 @@ def not_stackable(spec: RunSpec, study: StudyContext) -> str | None:
     """The reason why a run cannot be part of a stack; `None` if it can."""
     if not settings_of(spec.config).is_stackable:
         return f"stacks need an MLPDenoiser on points, and its data are {kind_of(spec.config).name}"
-    if spec.config.denoiser not in (None, "mlp"):
-        return f"stacks need an MLPDenoiser, and its denoiser is {spec.config.denoiser!r}"
     if (model := model_class_of(spec.config)) is not MLPDenoiser:
         return f"stacks need an MLPDenoiser, and its model is a {model.__name__}"
     if spec.config.width_base is not None:
