@@ -41,7 +41,10 @@ class ReportContents:
         self.curve_kinds = [kind for kind in CURVE_KINDS if is_told(kind, self.curves[kind.name])]
         self.values = {metric: final_values(results, metric) for metric in self.metrics}
         self.summaries = {metric: tables.summary_table(summary, metric) for metric in self.metrics}
-        self.others = tables.other_tables(results, summary)
+        self.others = [tables.tuning_table(summary["tuning"])] if summary.get("tuning") else []
+        if diverged := [result for result in results if result.status == "diverged"]:
+            self.others.append(tables.divergence_table(diverged))
+        self.others.append(tables.cost_table(self.study, results))
         self.verdicts = {name: [Verdict(**verdict) for verdict in found] for name, found in summary["findings"].items()}
         self.limitations: list[str] = summary.get("limitations") or limitations(results, summary)
         self.different_losses = different_losses(results)

@@ -40,14 +40,6 @@ def rows_of(summary: dict[str, Any], metric: str) -> list[Row]:
     return sorted(rows, key=lambda row: (datasets.index(row["dataset"]), arms.index(row["arm"])))
 
 
-def other_tables(results: list[RunResult], summary: dict[str, Any]) -> list[Table]:
-    """All tables except those of metrics, where there are data for them."""
-    tables = [tuning_table(summary["tuning"])] if summary.get("tuning") else []
-    if diverged := [result for result in results if result.status == "diverged"]:
-        tables.append(divergence_table(diverged))
-    return [*tables, cost_table(summary["study"], results)]
-
-
 def summary_table(summary: dict[str, Any], metric: str) -> Table:
     baseline = summary["study"]["baseline"]
     cells = [

@@ -1,5 +1,7 @@
 """The specification of a study and of its runs, as data."""
 
+from __future__ import annotations
+
 import dataclasses
 import hashlib
 import json
@@ -60,7 +62,7 @@ class StudySpec:
     tune: Tuning | None = None
     evaluation_points: int = 20  # validations over a run
     folder: str = "."  # base of relative paths in the options; `PRESETS` for presets of the package
-    resolved: dict[Cell, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # once, by `expand`
+    resolved: dict[Cell, RunSpec] = field(default_factory=dict, init=False, repr=False, compare=False)  # once, by `expand`
 
     def to_dict(self) -> dict[str, Any]:
         saved = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.init}
