@@ -206,7 +206,7 @@ def test_worker_threads_compute_what_one_stack_does(without_a_stop, threads):
         ]
         numbers = list(itertools.islice(stacks.updates(), 7))
         assert len(ARMS) >= numbers[0] >= numbers[-1] > 0
-        states = {name: member.state_dict() | {"sums": stacks.sums_of(member)} for name, member in stopped.items()}
+        states = {name: member.state_dict() for name, member in stopped.items()}
         torch.save(states, file := io.BytesIO())
     states = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
     with worker_threads(CPU, 1) as workers:  # a single member has all cores
@@ -224,7 +224,6 @@ def test_worker_threads_compute_what_one_stack_does(without_a_stop, threads):
             assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
     for name, member in members.items():
-        assert stacks.sums_of(member).tolist() == [0, 0, 0]
         found, expected = (each.state_dict() | {"seconds": None} for each in (member, without_a_stop[name]))
         assert_same(found, expected)
 

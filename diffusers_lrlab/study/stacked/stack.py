@@ -35,18 +35,11 @@ class Stack:
 
     def load(self, states: dict[Member, dict[str, Any]]) -> None:
         """Restores saved states of its members, and drops members that are done."""
-        for index, member in enumerate(self.members):
+        for member in self.members:
             if member in states:
                 member.load_state_dict(states[member])
-                self.sums[:, index] = states[member]["sums"].to(self.device)
         self._gather(self.members)  # restored tensors are no views of the stack
         self._release_done()
-
-    def sums_of(self, member: Member) -> torch.Tensor:
-        """Sums of loss, gradient norm and updates since the last logging point; zeros for members that are done."""
-        if member not in self.members:
-            return torch.zeros(3)
-        return self.sums[:, self.members.index(member)].cpu()
 
     def _release_done(self) -> None:
         """Drops the members that are done."""
@@ -64,6 +57,7 @@ class Stack:
             return
         self.weights = stack_parameters(member.run.model.parameters() for member in members)
         for index, member in enumerate(members):
+            member.sums = self.sums[:, index]
             for parameter, values in zip(member.run.model.parameters(), own_parameters(self.weights, index), strict=True):
                 parameter.data, parameter.grad = values, None
         self.rates = rates_of(members)
