@@ -163,6 +163,10 @@ def findings(rows: Iterable[Mapping[str, Any]], reference: str) -> list[Verdict]
     "Better" and "worse" ("higher" and "lower" if neither direction is better) appear exactly where the adjusted p is below
     0.05.
     """
-    names = ("dataset", "metric", "diff", "diff_low", "diff_high", "p_adjusted")
-    compared = [row for row in rows if row["arm"] != reference]
-    return [Verdict(row["arm"], reference, *(row[name] for name in names), word_of(row)) for row in compared]
+    return [
+        Verdict(
+            row["arm"], reference, row["dataset"], row["metric"],
+            row["diff"], row["diff_low"], row["diff_high"], row["p_adjusted"], word_of(row),
+        )
+        for row in rows if row["arm"] != reference
+    ]  # fmt: skip

@@ -65,11 +65,12 @@ class BatchedOptimizer:
                 state.update({name: values[index][member] for name, values in zip(names, self._state, strict=True)})
                 if self._is_adam:
                     state["step"] = self._counts[member]
-        self._fused = []  # of each member: arguments of torch's kernel
+        self._fused: list[Any] = []  # of each member: arguments of torch's kernel
         for member, group in enumerate(groups) if fuse and self._is_adam else ():
             views = [own_parameters(values, member) for values in (self._weights, *self._state)]
-            settings = {"beta2": group["betas"][1], "weight_decay": group["weight_decay"], "eps": group["eps"]}
-            self._fused.append((*views, [self._counts[member]] * len(weights), settings))
+            fixed = {"beta2": group["betas"][1], "weight_decay": group["weight_decay"], "eps": group["eps"]}
+            fixed |= {"amsgrad": False, "maximize": False}
+            self._fused.append((*views, [self._counts[member]] * len(weights), fixed))
 
     @torch.no_grad()
     def step(self, gradients: Sequence[torch.Tensor], rates: torch.Tensor) -> None:
@@ -77,11 +78,10 @@ class BatchedOptimizer:
         self._counts += 1
         lr, momentum = rates[LR, self.own], rates[MOMENTUM, self.own]
         if self._fused:
-            every = zip(*(gradient[self.own].unbind() for gradient in gradients), strict=True)
-            for own, each, beta1, fused in zip(every, lr.tolist(), momentum.tolist(), self._fused, strict=True):
-                weights, means, squares, steps, settings = fused
-                settings |= {"lr": each, "beta1": beta1, "amsgrad": False, "maximize": False}
-                torch._fused_adamw_(weights, own, means, squares, [], steps, **settings)
+            each = zip(*(gradient[self.own].unbind() for gradient in gradients), strict=True)
+            for own, rate, beta1, fused in zip(each, lr.tolist(), momentum.tolist(), self._fused, strict=True):
+                weights, means, squares, steps, fixed = fused
+                torch._fused_adamw_(weights, own, means, squares, [], steps, lr=rate, beta1=beta1, **fixed)
             return
         for index, (weight, gradient) in enumerate(zip(self._weights, gradients, strict=True)):
             state = [values[index] for values in self._state]
