@@ -226,14 +226,13 @@ ARMS = {
 SWEEPS = {torch.float64: (None, EXACT), torch.float32: (FIRST, CLOSE)}
 
 
-@pytest.fixture(scope="module", params=[torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=str)
+@pytest.fixture(scope="module", params=[torch.float64, torch.float32], ids=str)
 def sweep(request):
     """All of them as one stack; beside it how far it was trained, and the tolerance."""
     last, tolerance = SWEEPS[request.param]
     return dict(zip(ARMS, run_stack(ARMS.values(), last, request.param), strict=True)), request.param, last, tolerance
 
 
-@pytest.mark.slow
 @cases("name", ARMS)
 def test_whatever_can_be_chosen_is_the_same_in_a_stack(sweep, tmp_path, name):
     members, dtype, last, tolerance = sweep
@@ -271,6 +270,13 @@ def assert_same_log(member, trainer, rtol):
         assert found == pytest.approx(wanted, rel=rtol)
 
 
+def assert_same_run(member, trainer):
+    """In float64: from equal inputs, equal weights, averages and rows."""
+    assert_same_inputs(member, trainer)
+    assert difference(member, trainer) <= EXACT
+    assert_same_log(member, trainer, 1e-6)
+
+
 def test_the_feedback_schedules_did_react(sweep):
     """Otherwise their validations would not have been compared above."""
     members, dtype, _, _ = sweep
@@ -294,10 +300,7 @@ def test_other_objectives(tmp_path, objective):
     ]
     arms = [{**arm, "objective": objective} for arm in (arms if "flow" in objective else arms[:2])]
     for place, member in enumerate(run_stack(arms, FIRST, torch.float64)):
-        trainer = run_solo(arms[place], tmp_path / str(place), FIRST, torch.float64)
-        assert_same_inputs(member, trainer)
-        assert difference(member, trainer) <= EXACT
-        assert_same_log(member, trainer, 1e-6)
+        assert_same_run(member, run_solo(arms[place], tmp_path / str(place), FIRST, torch.float64))
 
 
 def test_states_in_eight_bits(tmp_path):
@@ -313,7 +316,7 @@ def test_states_in_eight_bits(tmp_path):
 
 # --- long runs, ends, divergence -------------------------------------------------------------------------------------------
 
-LONG = {"logging_steps": 50, "validation_steps": 40}
+LONG = {"max_train_steps": 400, "logging_steps": 50, "validation_steps": 40}
 FOLLOWING = {"timestep_sampler": "loss_second_moment", "loss_weighting": "learned_log_variance"}
 MIXED = [
     {},
@@ -331,20 +334,11 @@ MIXED = [
 ]
 
 
-@pytest.fixture(scope="module", params=[130, pytest.param(400, marks=pytest.mark.slow)])
-def mixed(request):
-    long = {**LONG, "max_train_steps": request.param}
-    return run_stack([{**long, **options} for options in MIXED], dtype=torch.float64), long
-
-
-@pytest.mark.slow
-@cases("place", range(len(MIXED)))
-def test_hundreds_of_updates(mixed, tmp_path, place):
-    members, long = mixed
-    trainer = run_solo({**long, **MIXED[place]}, tmp_path, dtype=torch.float64)
-    assert_same_inputs(members[place], trainer)
-    assert difference(members[place], trainer) <= EXACT
-    assert_same_log(members[place], trainer, 1e-6)
+def test_hundreds_of_updates(tmp_path):
+    arms = [{**LONG, **options} for options in MIXED]
+    for place, member in enumerate(run_stack(arms, dtype=torch.float64)):
+        trainer = run_solo(arms[place], tmp_path / str(place), dtype=torch.float64)
+        assert_same_run(member, trainer)
 
 
 @cases(
@@ -371,9 +365,7 @@ def test_members_that_end_early_leave(tmp_path):
     for place, (member, options) in enumerate(zip(members, arms, strict=True)):
         trainer = run_solo(options, tmp_path / str(place), dtype=torch.float64)
         assert member.run.update == options["max_train_steps"]
-        assert_same_inputs(member, trainer)
-        assert difference(member, trainer) <= EXACT
-        assert_same_log(member, trainer, 1e-6)
+        assert_same_run(member, trainer)
     assert bits(members[0]) == bits(run_stack(arms[:1], dtype=torch.float64)[0])
 
 

@@ -121,7 +121,7 @@ def test_what_cannot_be_is_said_before_training(options, message, gated):
 
 def test_stacks_are_for_the_default(gated):
     spec = SimpleNamespace(config=resolve_config(TrainingConfig(**SMALL)))
-    assert not_stackable(spec, None) == "stacks need an MLPDenoiser, and its denoiser is 'gated'"
+    assert not_stackable(spec, None) == "stacks need an MLPDenoiser, and its model is a GatedDenoiser"
 
 
 class NotInAFile(ModelMixin, ConfigMixin):
