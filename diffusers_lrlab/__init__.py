@@ -9,12 +9,9 @@ import sys
 import warnings
 from typing import Any
 
-from .core.program import begin_program
+from .diffusers_plugin.registration import register
 
 __version__ = "0.1.0"
-
-begin_program()  # the following import takes a second
-from .diffusers_plugin.registration import register  # noqa: E402
 
 _HOMES = {
     "ImagePipeline": "pipelines.image",

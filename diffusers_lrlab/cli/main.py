@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 
 from .. import __version__
 from ..core.environment import require_extra
-from ..core.errors import LabError, did_you_mean, shortened
+from ..core.errors import LabError, did_you_mean, shown
 from ..core.options import TextParser
 from ..core.plugins import load_plugins
 from ..core.program import exit_status
@@ -73,8 +73,8 @@ COMMANDS = {
     ),
 }
 REST = (*SCRIPTS, "plan")  # commands that leave unknown arguments to the parser of training
-# Commands with --import besides those of REST.
-TAKES_NAMES = ("list", "preview", "study", "push", "extend")
+# Commands with --import besides `study` and those of REST.
+TAKES_NAMES = ("list", "preview", "push", "extend")
 
 
 def _parser() -> TextParser:
@@ -104,15 +104,17 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         raise SystemExit(2)  # as argparse does for missing arguments
     if not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
         raise LabError(
-            f"Unknown command {shortened(arguments[0])}.{did_you_mean(arguments[0], COMMANDS)} Known: {', '.join(COMMANDS)}."
+            f"Unknown command {shown(arguments[0])}.{did_you_mean(arguments[0], COMMANDS)} Known: {', '.join(COMMANDS)}."
         )
     options, unknown = parser.parse_known_args(arguments)
     if options.command in REST:
         options.rest = unknown
     else:
         keys = " Seeds, metrics, arms and options of `lrlab train` are keys of the study file, not flags."
-        is_run = options.command == "study" and options.action == "run"
-        _subparsers(parser)[options.command].refuse(unknown, otherwise=keys if is_run else "")
+        used = (options.command, getattr(options, "action", None))
+        for name in filter(None, used):
+            parser = _subparsers(parser)[name]
+        parser.refuse(unknown, otherwise=keys if used == ("study", "run") else "")
     load_plugins(getattr(options, "plugins", None))
     return options
 
@@ -137,9 +139,8 @@ def _complete(shell: str) -> None:
             action.choices = [*known.entries, *known.entries.aliases]
     for name in ("train", "find-lr", "plan"):
         commands[name]._actions += training
-    for command, argument, names in (("list", "kind", show.LISTED), ("study", "action", study.ACTIONS)):
-        (action,) = (action for action in commands[command]._actions if action.dest == argument)
-        action.choices = list(names)
+    (kind,) = (action for action in commands["list"]._actions if action.dest == "kind")
+    kind.choices = list(show.LISTED)
     say(shtab.complete(parser, shell=shell))
 
 

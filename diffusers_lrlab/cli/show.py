@@ -37,9 +37,7 @@ LISTED = {
 
 def list_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", nargs="?", metavar="KIND", help=f"{', '.join(LISTED)} (default: all of them).")
-    formats = parser.add_mutually_exclusive_group()
-    formats.add_argument("--json", action="store_true", help="Print everything that is known, as JSON.")
-    formats.add_argument("--markdown", action="store_true", help="Print tables with all arguments, as in the documentation.")
+    parser.add_argument("--json", action="store_true", help="Print everything that is known, as JSON.")
 
 
 def list_names(options: argparse.Namespace) -> None:
@@ -53,15 +51,8 @@ def list_names(options: argparse.Namespace) -> None:
         registries[word] = getattr(importlib.import_module(f"diffusers_lrlab.{module}"), name)
     if options.json:
         say_json({word: _as_json(registry) for word, registry in registries.items()}, indent=2)
-    elif options.markdown:
-        say("\n\n".join(map(_as_markdown, registries.values())))
     else:
         say("\n\n".join(as_text(registry, LISTED[word][2], width) for word, registry in registries.items()))
-
-
-def _as_markdown(registry: Registry) -> str:
-    """The tables of the docs: entries, and the arguments that they share."""
-    return "\n\n".join([registry.table(), *([registry.common_table()] if registry.common else [])])
 
 
 def _as_json(registry: Registry) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from .errors import LabError, shortened
+from .errors import LabError, shown
 from .files import write_text
 from .words import counted
 
@@ -178,7 +178,7 @@ def damage_named(folder: Path) -> Iterator[None]:
     except LabError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        what = f"{type(error).__name__}: {shortened(str(error))}"
+        what = f"{type(error).__name__}: {shown(str(error))}"
         raise LabError(
             f"The files in {str(folder)!r} are damaged or do not belong together ({what}). Hint: restore them from a copy, "
             "or pull them again."

@@ -10,13 +10,11 @@ import functools
 import math
 import pkgutil
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from typing import Any, Literal, NoReturn, get_args, get_type_hints
 
-from .errors import LabError, cut, did_you_mean, given, must_be, shortened
+from .errors import LabError, cut, did_you_mean, given, must_be, shown
 from .registry import Registry
 from .values import REFUSED, Range, read_as, refusal
 
@@ -167,16 +165,12 @@ def check_needs(config: Any, config_class: Any, kind: str) -> None:
 class TextParser(argparse.ArgumentParser):
     """A parser that takes negative numbers for values, and refuses bytes that are not text."""
 
-    _given: Sequence[str] = ()
-
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         # As in Python 3.14: earlier versions take -1e-4 for a flag.
         self._negative_number_matcher = re.compile(r"-\.?\d")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        # What follows a bare -- belongs to another program.
-        self._given = [*takewhile(lambda word: word != "--", sys.argv[1:] if args is None else args)]
         options, unknown = super().parse_known_args(args, namespace)
         for action in self._actions:
             if action.nargs != argparse.REMAINDER:  # arguments of another program are passed on as they are
@@ -189,13 +183,9 @@ class TextParser(argparse.ArgumentParser):
         """Raises a `LabError` for the first unknown argument, if any; `otherwise` is the hint if no flag is like it."""
         if unknown:
             hint = did_you_mean(unknown[0].split("=")[0], self._option_string_actions) or otherwise
-            raise LabError(f"Unknown argument {shortened(unknown[0])}{where}.{hint} See --help.")
+            raise LabError(f"Unknown argument {shown(unknown[0])}{where}.{hint} See --help.")
 
     def error(self, message: str) -> NoReturn:
-        if message.startswith("the following arguments are required: --"):  # one of which may be misspelt
-            known = self._option_string_actions
-            unknown = [word for word in self._given if word[:2] == "--" and word.partition("=")[0] not in known]
-            message += f"; {shortened(unknown[0])} is unknown" if unknown else ""
         raise LabError(f"{_in_form(message)}. See --help.")
 
 

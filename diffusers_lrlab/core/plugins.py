@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import LabError, is_out_of_memory, shortened, shown
+from .errors import LabError, is_out_of_memory, shown
 
 ENTRY_POINTS = "diffusers_lrlab.plugins"
 """The entry point group of packages that register names wherever they are installed."""
@@ -165,12 +165,17 @@ def _note_class(title: str, made: type) -> None:
     _titles[made] = title if made.__module__.partition(".")[0] in _registering else None
 
 
+def unwrapped(model: Any) -> Any:
+    """The model inside a compiled one, or one that is distributed over processes."""
+    for name in ("_orig_mod", "module"):
+        while hasattr(inner := getattr(model, name, None), "forward"):
+            model = inner
+    return model
+
+
 def titled(made: Any) -> str | None:
     """What errors call an object of a foreign registered class, or a model that wraps one; `None` for other objects."""
-    for name in ("_orig_mod", "module"):  # of compiled and distributed models
-        while hasattr(inner := getattr(made, name, None), "forward"):
-            made = inner
-    return next((title for each in type(made).__mro__ if (title := _titles.get(each))), None)
+    return next((title for each in type(unwrapped(made)).__mro__ if (title := _titles.get(each))), None)
 
 
 def call_registered(
@@ -218,7 +223,7 @@ def described(value: Any) -> str:
     if value is None or isinstance(value, (bool, int, float, complex)):
         return shown(value)
     if isinstance(value, str):
-        return f"the text {shortened(value)}"
+        return f"the text {shown(value)}"
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         article = "an array" if isinstance(value, (np.ndarray, np.generic)) else "a tensor"
         return f"{article} of {value.dtype} of shape {tuple(value.shape)}"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -11,33 +12,14 @@ import pytest
 from lrlab_command import COMMAND, lrlab
 from tables import cases
 
-from diffusers_lrlab.averaging.forms import EMA_FORMS
 from diffusers_lrlab.cli.main import COMMANDS, main
 from diffusers_lrlab.cli.show import LISTED
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.data.image_sets import IMAGE_DATASETS
-from diffusers_lrlab.data.toy2d import TOY_DATASETS
-from diffusers_lrlab.models.registry import DENOISERS
-from diffusers_lrlab.objective.noise import NOISES
-from diffusers_lrlab.objective.process import OBJECTIVES
-from diffusers_lrlab.optimizers.entries import OPTIMIZERS
-from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
-from diffusers_lrlab.timesteps.bands import TIMESTEP_LRS
-from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
+from diffusers_lrlab.core.options import options_of
+from diffusers_lrlab.training.config import TrainingConfig
 
 REGISTRIES = {
-    "schedulers": SCHEDULERS,
-    "momentum": MOMENTUM_SCHEDULERS,
-    "timesteps": TIMESTEP_SAMPLERS,
-    "weightings": LOSS_WEIGHTINGS,
-    "timestep_lrs": TIMESTEP_LRS,
-    "objectives": OBJECTIVES,
-    "noises": NOISES,
-    "optimizers": OPTIMIZERS,
-    "ema_forms": EMA_FORMS,
-    "denoisers": DENOISERS,
-    "images": IMAGE_DATASETS,
-    "datasets": TOY_DATASETS,
+    word: pkgutil.resolve_name(f"diffusers_lrlab.{module}:{registry}") for word, (module, registry, _) in LISTED.items()
 }
 
 
@@ -86,23 +68,7 @@ def test_alone_it_shows_its_help():
         assert re.search(rf"^ +{name}\b", told, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", ["train", "find-lr"])
-def test_help_has_each_option_once(name, capsys):
-    """A switch that is on by default beside its `--no_...`, with the default of the switch."""
-    with pytest.raises(SystemExit):
-        main([name, "--help"])
-    shown = re.findall(r"^  (--?\w.*?)(?:  .*)?$", capsys.readouterr().out, re.MULTILINE)
-    names = [re.sub(r"^no_", "", flag[2:]) for line in shown for flag in re.findall(r"--[\w-]+", line)[:1]]
-    assert "--use_ema, --no_use_ema" in shown
-    assert "--streaming" in shown
-    assert not [line for line in shown if line.startswith("--no_")]
-    assert len(set(names)) == len(names)
-
-
-def test_help_begins_with_the_ten_options_of_most_runs(capsys):
-    from diffusers_lrlab.core.options import options_of
-    from diffusers_lrlab.training.config import TrainingConfig
-
+def test_help_has_each_option_once_and_begins_with_the_ten_of_most_runs(capsys):
     def told(*arguments):
         with pytest.raises(SystemExit):
             main([*arguments])
@@ -119,14 +85,13 @@ def test_help_begins_with_the_ten_options_of_most_runs(capsys):
     assert len({*every}) == len(every)
     assert {f"--{name}" for name, option in known.items() if not option.is_internal} - {"--plugins"} < {*every}
     assert "--import" in every
-    assert "--local_rank" not in every
+    assert not {flag for flag in every if flag.startswith("--no_")} | {"--local_rank"} & {*every}
+    assert re.search("^  --use_ema, --no_use_ema ", text, re.MULTILINE)  # a switch that is on by default
     # Spellings of records and of diffusers work, and are named once.
     ending = " ".join(text.partition("Each option may be written")[2].split())
     assert "--ddpm_num_inference_steps for --num_inference_steps, --plugins for --import." in ending
     of_finder = told("find-lr", "-h").partition("what most runs need:")[2].partition("\n\n")[0]
-    assert {*flags(of_finder)} == {*first} | {
-        *("--start_lr", "--end_lr", "--num_updates", "--repeats"),
-    }
+    assert {*flags(of_finder)} == {*first, "--start_lr", "--end_lr", "--num_updates", "--repeats"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -158,7 +123,9 @@ PREVIEW = ("preview", "--lr_scheduler", "cosine", "--num_training_steps", "9")
         (["list", "scheduler"], ["'scheduler'", "Did you mean 'schedulers'?", "momentum"]),
         (["preview"], ["--lr_scheduler NAME", "lrlab list schedulers"]),
         (["preview", "--lr_schedular", "cosine"], ["'--lr_schedular'", "Did you mean '--lr_scheduler'?"]),
-        (["preview", "--lr_scheduler", "step:gama=1", "--num_training_steps", "9"], ["'gama'", "Did you mean 'gamma'?"]),
+        (["study", "run", "quick", "--excutor", "pool"], ["'--excutor'", "Did you mean '--executor'?"]),
+        (["study", "run", "quick", "--seeds", "3"], ["'--seeds'", "are keys of the study file, not flags"]),
+        (["data", "export", "dino", "out", "--flip"], ["Unknown argument '--flip'", "See --help"]),
         (["preview", "--timestep_sampler", "uniform", "--lr_scheduler", "cosine"], ["--lr_scheduler", "Leave it out"]),
         (["preview", "--loss_weighting", "min_snr:gamma=0"], ["gamma=0", "(0, inf)"]),
         (["preview", "--loss_weighting", "learned_log_variance"], ["'learned_log_variance'", "follows the losses"]),
@@ -231,8 +198,11 @@ def test_a_picture_that_cannot_be_written_is_an_error(tmp_path, capsys):
 # --- list ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_kinds_are_the_registries():
-    assert LISTED.keys() == REGISTRIES.keys()
+def test_the_registry_of_each_option_is_listed():
+    of_options = {(f"--{name}", known.registry) for name, known in options_of(TrainingConfig).items() if known.registry}
+    listed = {(flag, f"{module}:{registry}") for module, registry, flag in LISTED.values()}
+    assert of_options - listed == {("--data_kind", "training.kinds:KINDS")}
+    assert listed - of_options == {("--dataset_name", "data.image_sets:IMAGE_DATASETS")}
 
 
 @pytest.mark.parametrize("kind", LISTED)
@@ -269,10 +239,3 @@ def test_list_as_json_has_everything(capsys):
             for parameter, p in zip(entry[key], parameters, strict=True):
                 default = list(p.default) if isinstance(p.default, tuple) else p.default
                 assert (parameter["default"], parameter["allowed"], parameter["help"]) == (default, p.allowed, p.help)
-
-
-def test_list_as_markdown_is_the_registries_tables():
-    assert lrlab("list", "schedulers", "--markdown") == f"{SCHEDULERS.table()}\n\n{SCHEDULERS.common_table()}\n"
-    assert lrlab("list", "momentum", "--markdown") == f"{MOMENTUM_SCHEDULERS.table()}\n"
-    # The source of one entry is a dash that ASCII lacks.
-    assert "| ? |" in lrlab("list", "momentum", "--markdown", encoding="ascii")

@@ -12,6 +12,7 @@ import pytest
 import runs
 import started
 from published import run_folder
+from registrations import restored
 
 from diffusers_lrlab import LabError, TrainingConfig, register_schedule, train
 from diffusers_lrlab.cli import main as cli
@@ -120,7 +121,7 @@ def test_command_and_call_ask_for_the_same(config):
 def falls_here():
     """A schedule that a program registers by itself, without `--import`."""
     name = "falls_here_only"
-    with SCHEDULERS.temporarily():
+    with restored(SCHEDULERS):
         register_schedule(name, description="falls", source="a test")(lambda progress: 1 - progress.fraction)
         yield name
 

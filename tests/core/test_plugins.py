@@ -6,11 +6,11 @@ import sys
 
 import pytest
 import runs
+from registrations import restored
 
 from diffusers_lrlab.core import plugins
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.plugins import load_plugins, loaded_plugins
-from diffusers_lrlab.core.registry import restored
 from diffusers_lrlab.schedules.registries import SCHEDULERS
 
 PLUGIN = """
@@ -31,7 +31,7 @@ def falling(progress, power):
 @pytest.fixture(autouse=True)
 def nothing_stays():
     """Names and notes of what was loaded are gone after each test."""
-    with SCHEDULERS.temporarily(), restored(plugins._loaded):
+    with restored(SCHEDULERS, plugins._loaded):
         yield
 
 

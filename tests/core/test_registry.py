@@ -61,22 +61,6 @@ def test_a_trait_is_one_of_the_registrys(registry):
         Registry("shape").register("round", description="", source="", traits=("warm",))
 
 
-def test_what_is_registered_temporarily_is_gone_after_an_error_too(registry):
-    before, aliases = list(registry.items()), registry.aliases
-
-    def register():
-        with registry.temporarily():
-            registry.register("pink", description="", source="", aliases=("rose",))(object())
-            assert "rose" in registry
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        register()
-    assert list(registry.items()) == before
-    assert registry.aliases == aliases
-    assert "pink" not in registry
-
-
 @pytest.mark.parametrize("taken", [{"name": "red"}, {"name": "rouge"}, {"name": "pink", "aliases": ("red",)}])
 def test_a_name_is_taken_only_once(registry, taken):
     with pytest.raises(LabError, match="already registered"):
@@ -88,7 +72,7 @@ def test_an_alias_is_the_entry_but_is_not_listed(registry):
     assert "rouge" in registry
     assert list(registry) == ["red"]
     assert registry.aliases == {"rouge": "red"}
-    assert "| `red`, `rouge` | like blood |" in registry.table()
+    assert registry.aliases_of(registry["red"]) == ["rouge"]
 
 
 def test_resolve_fills_in_defaults_and_converts(registry):
@@ -103,7 +87,7 @@ def test_resolve_fills_in_defaults_and_converts(registry):
     ("kwargs", "message"),
     [
         ({"shade": 0}, "shade=0 of 'red': must be a number in (0, 1], got 0. Hint: how dark."),
-        ({"coats": 10**400}, "coats=(a number of about 400 digits) of 'red': must be a whole number"),
+        ({"coats": 10**400}, "coats=100000000000000000...0000000000000000000 of 'red': must be a whole number"),
         ({"kind": "wax"}, "kind='wax' of 'red': must be one of 'oil', 'water'"),
         ({"mixture": [0.5, 2]}, "mixture=[0.5, 2] of 'red': must be a list of numbers in [0, 1]"),
         ({"shine": 0.5, "gloss": 0.1}, "shine=0.5 and gloss=0.1, two names of the same parameter"),
@@ -126,8 +110,6 @@ def test_it_is_documented(registry, entry):
     assert entry.description
     assert entry.source
     assert all(parameter.help for parameter in (*entry.parameters, *entry.common))
-    names = [entry.name, *(alias for alias, name in registry.aliases.items() if name == entry.name)]
-    assert f"| {', '.join(f'`{name}`' for name in names)} | {entry.description} |" in registry.table()
     # The defaults must satisfy the ranges they stand beside.
     entry.resolve({parameter.name: parameter.default for parameter in entry.parameters})
 

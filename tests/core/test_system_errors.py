@@ -1,14 +1,11 @@
-"""What the system does to a program, in words: disks that take no files, memory, killed processes, Ctrl-C at the start."""
+"""What the system does to a program, in words: disks that take no files, memory, killed processes."""
 
 import errno
 import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +13,7 @@ import psutil
 import pytest
 import torch
 from helpers import image_folder
-from runs import SCRIPT, environment, read_metrics, read_record, run, start_and_wait_for, tiny_arguments
+from runs import read_metrics, read_record, run, start_and_wait_for, tiny_arguments
 from tables import cases
 
 from diffusers_lrlab.core.errors import DiskFull, LabError, system_errors_explained
@@ -151,36 +148,3 @@ def test_a_run_goes_on_to_the_same_bits_after_a_process_that_decodes_images_was_
 def test_too_little_memory_is_explained():
     with pytest.raises(LabError, match=r"not enough memory .* Lower --train_batch_size"), system_errors_explained():
         torch.empty(2**50)
-
-
-# What is started, and the module at whose import Ctrl-C is pressed.
-IMPORTS = {
-    "what a command needs": (["-m", "diffusers_lrlab", "train"], "transformers"),
-    "the script": ([SCRIPT], "diffusers_lrlab.cli.training"),
-    "the launcher": (["-m", "diffusers_lrlab.launch", "script.py"], "diffusers_lrlab.diffusers_plugin.hooks.clock"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", IMPORTS)
-def test_ctrl_c_during_imports_ends_with_one_line(tmp_path, name):
-    command, module = IMPORTS[name]
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os, signal, sys\n"
-        "class CtrlC:\n"
-        "    def find_spec(self, name, *_):\n"
-        f"        if name == {module!r}:\n"
-        "            os.kill(os.getpid(), signal.SIGINT)\n"
-        "sys.meta_path.insert(0, CtrlC())\n"
-    )
-    (tmp_path / "script.py").write_text("")
-    env = environment()
-    env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
-    heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what is started in the background does not
-    command = [sys.executable, *map(str, command)]
-    result = subprocess.run(
-        command, cwd=tmp_path, env=env, preexec_fn=heeds, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert result.returncode == 130, result.stderr
-    assert result.stderr.startswith("Stopped")
-    assert len(result.stderr.splitlines()) == 1

@@ -2,6 +2,7 @@
 
 import doctest
 import enum
+import functools
 import inspect
 import math
 import re
@@ -91,6 +92,12 @@ def weighting():
     return lab.get_loss_weighting("min_snr", DDPMScheduler())
 
 
+@functools.wraps(Parameter)
+def registered_parameter(**fields):
+    """A plug-in's parameter, whose fields are checked when it is registered."""
+    lab.register_schedule("with_a_parameter", description="d", source="s", parameters=(Parameter(**fields),))(lambda *_: 1.0)
+
+
 ABOUT = {"name": "made_up", "description": "d", "source": "s"}
 CURVE = {"name": "cosine", "base_lr": 1e-3, "num_warmup_steps": 2, "num_training_steps": 20}
 SCHEDULER = {"name": "cosine", "optimizer": optimizer, "num_training_steps": 20}
@@ -132,7 +139,7 @@ BESIDE = {
     ),
     "TimestepSampler.observe": (lambda: sampler("loss_second_moment").observe, DRAWN),
     "LossWeighting.weights": (lambda: weighting().weights, {"timesteps": DRAWN["timesteps"]}),
-    "Parameter": (lambda: Parameter, {"name": "a", "kind": int, "default": 1, "help": "h"}),
+    "Parameter": (lambda: registered_parameter, {"name": "a", "kind": int, "default": 1, "help": "h"}),
     "PointDDPMPipeline()": (
         lambda: lab.PointDDPMPipeline(lab.MLPDenoiser(hidden_size=4), DDPMScheduler(num_train_timesteps=4)),
         {"num_points": 4, "num_inference_steps": 2},
@@ -339,27 +346,17 @@ def test_whole_numbers():
     assert 2**63 not in SEED
 
 
-@given(*(st.integers(-50, 50) for _ in range(3)), st.sampled_from("[("), st.sampled_from("])"))
-def test_brackets_decide_about_the_bounds(low, width, value, opening, closing):
-    high = low + abs(width)
-    expected = low < value < high or (value == low and opening == "[") or (value == high and closing == "]")
-    if low == high:
-        expected = value == low and opening + closing == "[]"
-    assert (value in Range(f"{opening}{low}, {high}{closing}")) == expected
-
-
 @cases("text", ["0, 1", "[0; 1]", "[1, 0]", "[a, b]", "[0, nan]", "", "[0, 1, 2]"])
-def test_what_is_no_interval_is_refused_where_it_is_declared(text):
-    for declare in (Range, lambda text: Parameter("d", float, 0.5, "a share", text)):
-        with pytest.raises(LabError, match=re.escape(f"{text!r}: must be an interval, got {text!r}. Hint: ")):
-            declare(text)
+def test_what_is_no_interval_is_refused(text):
+    with pytest.raises(LabError, match=re.escape(f"{text!r}: must be an interval, got {text!r}. Hint: ")):
+        Range(text).check("d", 0.5, "a share")
 
 
 @cases(
     "name, value, expected",
     [
         ("--beta", 1.0, "--beta 1.0: must be a number in [0, 1), got 1.0. Hint: 0.9 is usual."),
-        ("beta", 10**400, "beta=(a number of about 400 digits): must be a number in [0, 1), got (a number of about 400"),
+        ("beta", 10**400, "beta=100000000000000000...0000000000000000000: must be a number in [0, 1), got 1000000000"),
         ("beta of 'a'", "x", "beta of 'a' 'x': must be a number in [0, 1), got 'x'. Hint: 0.9 is usual."),
     ],
 )
@@ -368,11 +365,6 @@ def test_the_form_of_an_error(name, value, expected):
         Range("[0, 1)").check(name, value, "0.9 is usual")
     Range("[0, 1)").check(name, 0.5, "0.9 is usual")
     Range("[0, 1)").check(name, None, "0.9 is usual")
-
-
-def test_integers_that_python_does_not_print_are_shown():
-    with pytest.raises(LabError, match=r"^beta=\[\(a number of about 5000 digits\)\]: must be a number in"):
-        Range("[0, 1)").check("beta", [10**5000], "0.9 is usual")
 
 
 def test_the_examples_are_true():
