@@ -19,7 +19,7 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check(options: argparse.Namespace) -> int:
-    """Exit status 0 if everything is intact, else 1."""
+    """Verify a run, study, toy dataset or download: damaged files, and how to go on."""
     announce_loading()
     require_extra("train", "`lrlab check`")
     from ..run.check import check_folder
@@ -29,7 +29,7 @@ def check(options: argparse.Namespace) -> int:
         say_json(finding.as_data(), indent=2)
     else:
         say(finding.describe())
-    return int(bool(finding.damaged))
+    return int(bool(finding.damaged))  # the exit status
 
 
 def push_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +42,7 @@ def push_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def push(options: argparse.Namespace) -> None:
+    """Upload a run, study or toy dataset to the Hub."""
     from ..hub.transfer import Target, push_folder
 
     if options.message is not None and not options.message.strip():
@@ -58,6 +59,7 @@ def pull_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def pull(options: argparse.Namespace) -> None:
+    """Download a published result."""
     from ..hub.contents import kind_of_folder
     from ..hub.transfer import fetch
 
@@ -103,6 +105,7 @@ def data_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def data(options: argparse.Namespace) -> None:
+    """Export a toy dataset as files that load anywhere, or encode images to latents."""
     announce_loading()
     require_extra("train", f"`lrlab data {options.action}`")
     given = {name: value for name, value in vars(options).items() if name not in ("command", "action", "name", "dir")}

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import LabError, did_you_mean
+from ..core.errors import LabError
 from ..core.registry import Entry, Parameter, Registry
 from ..core.spec import choose
 from ..objective.process import DEFAULT_OBJECTIVE, OBJECTIVES, NoiseProcess, make_process
@@ -36,14 +36,13 @@ LISTED = {
 
 
 def list_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", nargs="?", metavar="KIND", help=f"{', '.join(LISTED)} (default: all of them).")
+    kinds = f"{', '.join(LISTED)} (default: all of them)."
+    parser.add_argument("kind", nargs="?", metavar="KIND", choices=tuple(LISTED), help=kinds)
     parser.add_argument("--json", action="store_true", help="Print everything that is known, as JSON.")
 
 
 def list_names(options: argparse.Namespace) -> None:
-    if options.kind is not None and options.kind not in LISTED:
-        hint = did_you_mean(options.kind, LISTED)
-        raise LabError(f"There is nothing to list called {options.kind!r}.{hint} Known: {', '.join(LISTED)}.")
+    """List everything that is chosen by name: schedules, samplers, optimizers and more."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     registries = {}
     for word in [options.kind] if options.kind else LISTED:
@@ -139,6 +138,7 @@ def preview_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def preview(options: argparse.Namespace) -> None:
+    """Show schedules over a run, or densities and weights over timesteps, as a table or a plot."""
     out = plot_path(options.out)
     if options.timestep_sampler or options.loss_weighting:
         _preview_timesteps(options, out)
@@ -245,6 +245,7 @@ def audit_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def audit(options: argparse.Namespace) -> int:
+    """Show which learning rate any torch program really uses, without changing it."""
     from ..audit.run import options_of
 
     command = options.program[1:] if options.program[:1] == ["--"] else options.program

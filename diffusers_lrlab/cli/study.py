@@ -44,6 +44,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(options: argparse.Namespace) -> None:
+    """Compare schedules, optimizers or any other setting over data sets and seeds."""
     require_extra("study", "`lrlab study`")
     if options.action == "run":
         run(options, "lrlab study run")

@@ -186,7 +186,7 @@ class TextParser(argparse.ArgumentParser):
             raise LabError(f"Unknown argument {shown(unknown[0])}{where}.{hint} See --help.")
 
     def error(self, message: str) -> NoReturn:
-        raise LabError(f"{_in_form(message)}. See --help.")
+        raise LabError(f"{_in_form(message)} See --help.")
 
 
 def _in_form(message: str) -> str:
@@ -194,8 +194,11 @@ def _in_form(message: str) -> str:
     message = re.sub(r"^argument (--\w+)/\S+: ", r"\1: ", message)  # a flag's other spellings
     for kind, number in (("int", "a whole number, such as 10000"), ("(?:float|number)", "a number, such as 0.001")):
         message = re.sub(f"invalid {kind} value: (.*)", rf"must be {number}, got \1", message)
-    message = re.sub(r"invalid choice: (.*) \(choose from (.*)\)", r"must be one of \2, got \1", message)
-    return cut(message)
+    if choice := re.search(r"invalid choice: (.*) \(choose from (.*)\)", message):
+        given, known = choice.groups()
+        hint = did_you_mean(given.strip("'"), re.findall(r"[\w-]+", known))
+        return f"{message[: choice.start()]}must be one of {known}, got {cut(given)}.{hint}"
+    return f"{cut(message)}."
 
 
 def _check_is_text(name: str, value: Any) -> None:

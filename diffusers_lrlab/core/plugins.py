@@ -61,20 +61,6 @@ def loaded_plugins() -> list[dict[str, str]]:
     return list(_loaded.values())
 
 
-@contextmanager
-def names_code(plugins: Any) -> Iterator[None]:
-    """Lets an error say which code a record names, if none was loaded: a name that it registered may be missing."""
-    try:
-        yield
-    except LabError as error:
-        if plugins and not _loaded:
-            raise LabError(
-                f"{error} The record was made with --import {plugins!r}, whose names may be missing here. Read that code, "
-                "then give the option again."
-            ) from error
-        raise
-
-
 def plugin_packages() -> dict[str, str]:
     """Versions of the packages that [`load_installed_plugins`] has loaded."""
     return dict(_packages)
@@ -186,20 +172,15 @@ def call_registered(
 
     A function that fails or returns an unusable value is a `LabError` with its name, file and line, and `hint`.
     """
+    title = f"The {noun} {name!r}"
     try:
-        value = function(*args, **kwargs)
-        if type(value) not in _titles:
-            _note_class(f"The {noun} {name!r}", type(value))
-        return value if returns is None else returns(value, *args)
-    except LabError:
-        raise
+        with failures_located(title, hint, function):
+            value = function(*args, **kwargs)
+            if type(value) not in _titles:
+                _note_class(title, type(value))
+            return value if returns is None else returns(value, *args)
     except Unusable as error:
-        raise LabError(f"The {noun} {name!r} {error}.{where(function)}") from None
-    except FAILURES as error:
-        if is_out_of_memory(error):
-            raise
-        location = _location_of(function)
-        raise located(error, f"The {noun} {name!r}", hint, location and location.rpartition(":")[0]) from error
+        raise LabError(f"{title} {error}.{where(function)}") from None
 
 
 def _location_of(function: Any) -> str | None:
@@ -270,16 +251,20 @@ _OWN_LIBRARY = ("<frozen", os.path.dirname(os.__file__))
 
 
 @contextmanager
-def failures_located(what: str, remedy: str = "") -> Iterator[None]:
-    """Turns exceptions of a plug-in in this block into a [`LabError`] that names `what` failed, and its file and line."""
+def failures_located(what: str, remedy: str = "", function: Any = None) -> Iterator[None]:
+    """
+    Turns exceptions of a plug-in in this block into a [`LabError`] that names `what` failed, and the line: in the file of a
+    `function` if it is given and that is there.
+    """
     try:
         yield
-    except LabError:
+    except (LabError, Unusable):
         raise
     except FAILURES as error:
         if is_out_of_memory(error):
             raise
-        raise located(error, what, remedy) from error
+        location = function and _location_of(function)
+        raise located(error, what, remedy, location and location.rpartition(":")[0]) from error
 
 
 def located(error: BaseException, what: str, remedy: str = "", file: str | None = None) -> LabError:

@@ -108,17 +108,3 @@ def test_names_of_an_installed_package_are_known(tmp_path):
 def test_a_name_that_no_spec_string_could_hold_is_refused(tmp_path):
     with pytest.raises(LabError, match="'of-a-file': must be a Python identifier"):
         load_plugins(str(write(tmp_path / "mine.py", "of-a-file")))
-
-
-def test_an_error_names_the_code_that_a_record_names(monkeypatch):
-    def fail(code):
-        with pytest.raises(LabError) as error, plugins.names_code(code):
-            raise LabError("Unknown metric 'edges'.")
-        return str(error.value)
-
-    monkeypatch.setattr(plugins, "_loaded", {})
-    told = "'edges'. The record was made with --import 'mine.py', whose names may be missing here."
-    assert told in fail("mine.py")
-    assert fail(None) == "Unknown metric 'edges'."
-    monkeypatch.setattr(plugins, "_loaded", {"mine.py": {}})
-    assert fail("mine.py") == "Unknown metric 'edges'."

@@ -55,8 +55,6 @@ def test_a_trait_is_one_of_the_registrys(registry):
     expected = "trait='wamr' of the colour 'pink': must be one of 'warm', got 'wamr'. Hint: Did you mean 'warm'?"
     with pytest.raises(LabError, match=re.escape(expected)):
         registry.register("pink", description="", source="", traits=("wamr",))
-    with pytest.raises(LabError, match="trait='no_warmpu' of the learning-rate schedule 'mine': must be .*'no_warmup'"):
-        diffusers_lrlab.register_schedule("mine", description="", source="", traits=("no_warmpu",))
     with pytest.raises(LabError, match="trait='warm' of the shape 'round': must be left out: there are none"):
         Registry("shape").register("round", description="", source="", traits=("warm",))
 
@@ -86,10 +84,7 @@ def test_resolve_fills_in_defaults_and_converts(registry):
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"shade": 0}, "shade=0 of 'red': must be a number in (0, 1], got 0. Hint: how dark."),
         ({"coats": 10**400}, "coats=100000000000000000...0000000000000000000 of 'red': must be a whole number"),
-        ({"kind": "wax"}, "kind='wax' of 'red': must be one of 'oil', 'water'"),
-        ({"mixture": [0.5, 2]}, "mixture=[0.5, 2] of 'red': must be a list of numbers in [0, 1]"),
         ({"shine": 0.5, "gloss": 0.1}, "shine=0.5 and gloss=0.1, two names of the same parameter"),
         ({"shda": 1}, "does not take 'shda': it takes shade, coats, kind, dry, mixture, layers, shine, gloss. Did you mean"),
     ],

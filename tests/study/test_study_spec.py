@@ -159,9 +159,9 @@ def test_options_that_are_refused(capsys, tmp_path, options, expected):
 @cases(("arguments", "expected"), [
     ("run quick", "--out DIR is missing. Give a new folder"),
     ("run quik --out=TMP/out", "no study 'quik'. Did you mean 'quick'?"),
-    ("rum quick", "no action 'rum'. Did you mean 'run'?"),
-    ("report TMP", "no study in"), ("list --out=TMP/out", "--out has no effect on `lrlab study list`. Leave it out"),
-    ("run", "The form is `lrlab study run SPEC --out DIR`"),
+    ("rum quick", "argument ACTION: must be one of 'list', 'run', 'report', got 'rum'"),
+    ("report TMP", "no study in"), ("list --out=TMP/out", "Unknown argument '--out="),
+    ("run", "the following arguments are required: SPEC"),
 ])  # fmt: skip
 def test_command_lines_that_are_refused(capsys, tmp_path, arguments, expected):
     assert main(["study", *arguments.replace("TMP", str(tmp_path)).split()]) == 2

@@ -14,7 +14,6 @@ from ...core.environment import citation, install_command
 from ...core.errors import LabError
 from ...core.files import atomic_folder, write_text
 from ...core.manifest import damage_named, open_manifest, refuse_damaged, write_manifest
-from ...core.plugins import names_code
 from ...data.options import EMBEDDED_DATASETS
 from ..analysis.summary import notes_on, summarise, write_summary
 from ..context import StudyProgress
@@ -39,10 +38,7 @@ def report_study(out: Path) -> Path:
     folder = StudyFolder(out)
     saved, command = folder.read_spec()
     is_card = not (out / "runs").exists()
-    base = saved.get("base") if isinstance(saved, dict) else None
-    code = base.get("plugins") if isinstance(base, dict) else None
-    with names_code(code):
-        spec = spec_from_dict(saved, folder.path)
+    spec = spec_from_dict(saved, folder.path)
     if is_card:
         # Its summary and report are rewritten.
         refuse_damaged(out, "download the card again", only=lambda name: not name.startswith(("summary.", "report/")))
@@ -53,8 +49,7 @@ def report_study(out: Path) -> Path:
         with folder.locked(), damage_named(out):
             results, notes = read_runs(out)
             return _write_results(spec, results, notes, folder, StudyProgress(), command)
-    with names_code(code):
-        tuning, runs = runs_of(spec, folder)
+    tuning, runs = runs_of(spec, folder)
     folder.check_results([*tuning, *runs])
     if not runs:
         raise LabError(f"The learning rates of {str(out)!r} are not chosen yet. Resume the study with `lrlab study run`.")
