@@ -5,8 +5,6 @@ pipelines with `diffusers.pipelines`, whether these are imported before or after
 """
 
 import importlib
-import sys
-import warnings
 from typing import Any
 
 from .diffusers_plugin.registration import register
@@ -52,10 +50,6 @@ _HOMES = {
 __all__ = sorted(_HOMES)
 
 register()
-if "ipykernel" in sys.modules:  # in a notebook without ipywidgets tqdm would warn, and show text bars anyway
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        importlib.import_module("tqdm.auto")
 
 
 def __getattr__(name: str) -> Any:

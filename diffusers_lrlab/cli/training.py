@@ -5,7 +5,6 @@ The scripts of the first two names and `-m diffusers_lrlab.train` are the same p
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,11 +25,6 @@ def train(arguments: Sequence[str], prog: str | None = None) -> None:
     from ..run.train import run_training
 
     run_training(config)
-    if config.dry_run and is_first_process():
-        import psutil
-
-        seconds = time.time() - psutil.Process().create_time()
-        say(f"{'dry run':>13}  {seconds:.3g} s in all, with imports and the data")
 
 
 def find_lr(arguments: Sequence[str], prog: str | None = None) -> None:

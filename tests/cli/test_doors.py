@@ -211,26 +211,6 @@ def test_errors_from_python_name_the_argument(options, message):
     assert str(error.value).startswith(message)
 
 
-def test_progress_in_a_notebook_without_widgets():
-    """tqdm warns of that, once for each process; bars move all the same."""
-    code = """if True:
-        import sys, types
-        shell = types.SimpleNamespace(config={"IPKernelApp": {}})
-        sys.modules["IPython"] = types.SimpleNamespace(get_ipython=lambda: shell)
-        sys.modules["ipykernel"] = types.ModuleType("ipykernel")
-        sys.modules["ipywidgets"] = None
-        import diffusers_lrlab
-        from tqdm.auto import tqdm
-        from diffusers_lrlab.core.environment import is_watched
-        assert is_watched()
-        list(tqdm(range(3)))
-    """
-    command = [sys.executable, "-W", "error:IProgress not found", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, env=runs.environment())
-    assert done.returncode == 0, done.stderr
-    assert "3/3" in done.stderr
-
-
 def test_train_says_what_it_takes():
     with pytest.raises(LabError, match=r"config=.* must be a TrainingConfig, got "):
         train({"lr_scheduler": "cosine"})
