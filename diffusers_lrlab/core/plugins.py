@@ -132,19 +132,20 @@ def unusable(wanted: str, value: Any) -> Unusable:
 
 def note_registered(noun: str, name: str, function: Any) -> bool:
     """Notes the code that registers a function, and returns whether it is foreign, that is, not in this package."""
-    frame: FrameType | None = sys._getframe(1)
-    module = _PACKAGE
-    while (
-        frame is not None and module == _PACKAGE and frame.f_code.co_name != "<module>"
-    ):  # out of decorators of this package
+    frame: Any = sys._getframe(1)
+    while _package_of(frame) == _PACKAGE and frame.f_code.co_name != "<module>":  # out of decorators of this package
         frame = frame.f_back
-        module = str(frame.f_globals.get("__name__", "")).partition(".")[0] if frame else _PACKAGE
-    if module == _PACKAGE:
+    if (module := _package_of(frame)) == _PACKAGE:
         return False
     _registering.add(module)
     if inspect.isclass(function):
         _note_class(f"The {noun} {name!r}", function)
     return True
+
+
+def _package_of(frame: FrameType) -> str:
+    """The top-level name of the module whose code runs in a frame."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def _note_class(title: str, made: type) -> None:
@@ -300,8 +301,7 @@ def registered_failure(error: BaseException, title: str | None = None) -> LabErr
     if is_out_of_memory(error):
         return None
     for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):  # the innermost first
-        module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if module in _registering:
+        if (module := _package_of(frame)) in _registering:
             what = title or f"Code of the plug-in {module.removeprefix('lrlab_plugin_')!r}"
             return located(error, what, file=frame.f_code.co_filename)
     return None

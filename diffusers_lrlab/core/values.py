@@ -81,10 +81,7 @@ def _container(value: Any, origin: Any, inner: tuple[Any, ...]) -> Any:
     if not isinstance(value, origin):
         return REFUSED
     if origin is dict:
-        items = [
-            *zip(value, [inner[0]] * len(value), strict=True),
-            *zip(value.values(), [inner[1]] * len(value), strict=True),
-        ]
+        items = [pair for key, each in value.items() for pair in ((key, inner[0]), (each, inner[1]))]
     elif origin is tuple and inner[-1] is not Ellipsis:
         if len(value) != len(inner):
             return REFUSED

@@ -61,7 +61,7 @@ def outcomes(hidden, cwd):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hidden", [("plots", "train", "study"), ("train", "study"), ("study",)], ids=" and ".join)
+@pytest.mark.parametrize("hidden", [("plots", "train", "study"), ("study",)], ids=" and ".join)
 def test_a_missing_package_is_named_with_its_extra(hidden, tmp_path):
     # peft needs packages of train, so it is nowhere without them.
     packages = ["peft", *(package for extra in hidden for package in EXTRAS[extra] if package not in CORE)]

@@ -1,11 +1,8 @@
 """Code of others, from files, modules and installed packages."""
 
-import json
-import subprocess
-import sys
+from importlib.metadata import EntryPoint
 
 import pytest
-import runs
 from registrations import restored
 
 from diffusers_lrlab.core import plugins
@@ -88,21 +85,19 @@ def test_what_cannot_be_loaded_is_said(tmp_path, monkeypatch, name, text, messag
     assert not any(one["name"] == name for one in loaded_plugins())
 
 
-def test_names_of_an_installed_package_are_known(tmp_path):
-    """A package whose metadata name an entry point; and another one that is broken, which is named and left out."""
+def test_names_of_an_installed_package_are_known(tmp_path, monkeypatch, capsys):
+    """And a broken package is named and left out."""
     write(tmp_path / "their_schedules.py", "of_a_package")
     (tmp_path / "their_broken.py").write_text("raise RuntimeError('broken')")
-    for package, module in (("their", "their_schedules"), ("broken", "their_broken")):
-        metadata = tmp_path / f"{package}-1.0.dist-info"
-        metadata.mkdir()
-        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-        (metadata / "entry_points.txt").write_text(f"[diffusers_lrlab.plugins]\n{package} = {module}\n")
-    environment = runs.environment()
-    environment["PYTHONPATH"] = f"{tmp_path}:{environment.get('PYTHONPATH', '')}"
-    command = [sys.executable, "-m", "diffusers_lrlab", "list", "schedulers", "--json"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert "of_a_package" in {entry["name"] for entry in json.loads(done.stdout)["schedulers"]}
-    assert "'broken' (their_broken) was skipped: RuntimeError: broken" in done.stderr
+    modules = {"their": "their_schedules", "broken": "their_broken"}
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(plugins, "_installed", False)
+    monkeypatch.setattr(
+        "importlib.metadata.entry_points",
+        lambda group: [EntryPoint(name, module, group) for name, module in modules.items()],
+    )
+    assert "of_a_package" in SCHEDULERS
+    assert "'broken' (their_broken) was skipped: RuntimeError: broken" in capsys.readouterr().err
 
 
 def test_a_name_that_no_spec_string_could_hold_is_refused(tmp_path):

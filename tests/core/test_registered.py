@@ -137,52 +137,50 @@ def test_what_a_metric_does_not_have_is_refused():
 def test_what_a_plug_in_returns_is_checked_before_it_is_used():
     from diffusers import DDPMScheduler
 
-    def curve_of(function):
-        with restored(SCHEDULERS):
-            lab.register_schedule("mine", **ABOUT)(function)
-            lab.lr_curve("mine", 1.0, 0, 4)
+    def refused(register, function, use, message):
+        with restored(*REGISTRIES):
+            register("mine", **ABOUT)(function)
+            with pytest.raises(LabError, match=message):
+                use()
 
-    with pytest.raises(LabError, match=r"'mine' gives a learning rate of -0.25 at update 2: must be in \[0, inf\)"):
-        curve_of(lambda progress: 0.25 - progress.fraction)
-    with pytest.raises(LabError, match="gives a learning rate of nan at update 0"):
-        curve_of(lambda progress: float("nan"))
-    with pytest.raises(LabError, match=r"schedule 'mine' failed at .+test_registered\.py:\d+: .+ use numpy instead of `if`"):
-        curve_of(lambda progress: 1 if progress.fraction < 0.5 else 0)
-    for wrong in (lambda progress: "x", lambda progress: np.ones(3), lambda progress: 1j * progress.fraction):
-        with pytest.raises(
-            LabError, match=r"schedule 'mine' must return a real number, or .+ not .+test_registered\.py:\d+\."
-        ):
-            curve_of(wrong)
+    def curve():
+        lab.lr_curve("mine", 1.0, 0, 4)
 
-    lab.register_schedule("mine", **ABOUT)(lambda progress: -0.5)
-    with pytest.raises(LabError, match="'mine' gives a learning rate of -0.5 at update 0; use 0 or more"):
+    def scheduler():
         lab.get_scheduler("mine", torch.optim.SGD([weight()], lr=1.0), 0, 4)
 
-    lab.register_momentum_schedule("mine", **ABOUT)(lambda progress, momentum: (1.7, 1.0))
-    schedule = resolve_schedule("constant", None, "mine")
-    with pytest.raises(
-        LabError, match=r"The momentum schedule 'mine' gives a momentum of 1.7 at update 0: must be in \[0, 1\)"
-    ):
-        schedule_curves(schedule, 1.0, 0.8, 0, 4)
+    def momenta():
+        schedule_curves(resolve_schedule("constant", None, "mine"), 1.0, 0.8, 0, 4)
 
-    for density in (lambda progress, levels: np.ones(3), lambda progress, levels: np.array([-1.0, 1, 1, 1])):
-        message = r"'mine' (has to give|must return) 4 densities of 0 or more, one for each timestep, not .+\.py:\d+\."
-        with restored(TIMESTEP_SAMPLERS):
-            lab.register_timestep_sampler("mine", **ABOUT)(density)
-            with pytest.raises(LabError, match=message):
-                lab.get_timestep_sampler("mine", num_train_timesteps=4)
+    def sampler():
+        lab.get_timestep_sampler("mine", num_train_timesteps=4)
 
-    of_nan, of_zeros = (lambda levels: np.full(4, np.nan)), (lambda levels: np.zeros(4))
-    for weights in (lambda levels: np.ones(3), lambda levels: -np.ones(4), of_nan, of_zeros):
-        message = r"'mine' (has to give|must return) 4 weights of 0 or more, one for each timestep.*, not .+\.py:\d+\."
-        with restored(LOSS_WEIGHTINGS):
-            lab.register_loss_weighting("mine", **ABOUT)(weights)
-            with pytest.raises(LabError, match=message):
-                lab.get_loss_weighting("mine", DDPMScheduler(num_train_timesteps=4))
+    def weighting():
+        lab.get_loss_weighting("mine", DDPMScheduler(num_train_timesteps=4))
 
-    lab.register_optimizer("mine", **ABOUT)(lambda params, lr: params.nothing)
-    with pytest.raises(LabError, match=r"The optimizer 'mine' failed at .+test_registered\.py:\d+: AttributeError"):
-        lab.get_optimizer("mine", [weight()], 0.5)
+    of_schedule, at = lab.register_schedule, r".+test_registered\.py:\d+"
+    below = r"'mine' gives a learning rate of -0.25 at update 2: must be in \[0, inf\)"
+    refused(of_schedule, lambda progress: 0.25 - progress.fraction, curve, below)
+    refused(of_schedule, lambda progress: float("nan"), curve, "gives a learning rate of nan at update 0")
+    needs_numpy = rf"schedule 'mine' failed at {at}: .+ use numpy instead of `if`"
+    refused(of_schedule, lambda progress: 1 if progress.fraction < 0.5 else 0, curve, needs_numpy)
+    for wrong in ("x", np.ones(3), 1j):
+        unreal = rf"schedule 'mine' must return a real number, or .+ not {at}\."
+        refused(of_schedule, lambda progress, wrong=wrong: wrong, curve, unreal)
+    below = "'mine' gives a learning rate of -0.5 at update 0; use 0 or more"
+    refused(of_schedule, lambda progress: -0.5, scheduler, below)
+    above = r"The momentum schedule 'mine' gives a momentum of 1.7 at update 0: must be in \[0, 1\)"
+    refused(lab.register_momentum_schedule, lambda progress, momentum: (1.7, 1.0), momenta, above)
+    for density in (np.ones(3), np.array([-1.0, 1, 1, 1])):
+        of_timesteps = rf"'mine' (has to give|must return) 4 densities of 0 or more, one for each timestep, not {at}\."
+        refused(lab.register_timestep_sampler, lambda progress, levels, found=density: found, sampler, of_timesteps)
+    for weights in (np.ones(3), -np.ones(4), np.full(4, np.nan), np.zeros(4)):
+        of_timesteps = rf"'mine' (has to give|must return) 4 weights of 0 or more, one for each timestep.*, not {at}\."
+        refused(lab.register_loss_weighting, lambda levels, found=weights: found, weighting, of_timesteps)
+    broken = rf"The optimizer 'mine' failed at {at}: AttributeError"
+    refused(
+        lab.register_optimizer, lambda params, lr: params.nothing, lambda: lab.get_optimizer("mine", [weight()], 1), broken
+    )
 
 
 def test_a_metric_of_a_run_that_fails_is_named():
