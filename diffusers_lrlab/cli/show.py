@@ -112,17 +112,17 @@ def number(text: str) -> float:
 
 
 _OF_TIMESTEPS = ("timestep_sampler", "loss_weighting", "objective", "num_train_timesteps", "prediction_type")
-_SHARED = ("num_training_steps", "out", "json")
+_RUN = ("num_warmup_steps", "learning_rate", "beta1")  # of schedules, with the defaults of `preview.schedules.Run`
 
 
 def preview_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("schedules").add_argument
     add("--lr_scheduler", action="append", metavar="NAME", help="Name or spec string; repeat it to compare several.")
     add("--momentum_scheduler", metavar="NAME", help="Name or spec string (default: constant momentum).")
-    warmup = "Warm-up in updates, or below 1 as a fraction of the run (default: %(default)s)."
-    add("--num_warmup_steps", type=number, default=0, metavar="W", help=warmup)
-    add("--learning_rate", type=number, default=1e-4, metavar="LR", help="Peak learning rate (default: %(default)s).")
-    add("--beta1", type=number, default=0.95, metavar="X", help="Momentum of the optimizer (default: %(default)s).")
+    warmup = "Warm-up in updates, or below 1 as a fraction of the run (default: 0)."
+    add("--num_warmup_steps", type=number, metavar="W", help=warmup)
+    add("--learning_rate", type=number, metavar="LR", help="Peak learning rate (default: 0.0001).")
+    add("--beta1", type=number, metavar="X", help="Momentum of the optimizer (default: 0.95).")
     add = parser.add_argument_group("timesteps, instead of schedules").add_argument
     add("--timestep_sampler", action="append", metavar="NAME", help="Density of timesteps, or all; repeat it for several.")
     add("--loss_weighting", action="append", metavar="NAME", help="Weights of losses, or all; repeat it for several.")
@@ -154,7 +154,8 @@ def _preview_schedules(options: argparse.Namespace, out: Path | None) -> None:
         raise LabError("How long is the run? Give --num_training_steps, its optimizer updates, such as 10000.")
     from ..preview import schedules
 
-    run = schedules.Run(options.num_training_steps, options.num_warmup_steps, options.learning_rate, options.beta1)
+    given = {name: value for name in _RUN if (value := getattr(options, name)) is not None}
+    run = schedules.Run(options.num_training_steps, **given)
     previews = [schedules.preview(spec, run, momentum=options.momentum_scheduler) for spec in options.lr_scheduler]
     if out:
         schedules.plot_previews(previews, out)
@@ -165,7 +166,7 @@ def _preview_schedules(options: argparse.Namespace, out: Path | None) -> None:
 
 
 def _preview_timesteps(options: argparse.Namespace, out: Path | None) -> None:
-    _refuse(options, _all_but(*_OF_TIMESTEPS, *_SHARED), "beside --timestep_sampler and --loss_weighting")
+    _refuse(options, ("lr_scheduler", "momentum_scheduler", *_RUN), "beside --timestep_sampler and --loss_weighting")
     from ..preview.timesteps import as_json as timesteps_as_json
     from ..preview.timesteps import describe_timesteps, plot_timestep_previews, preview_timesteps
 
@@ -205,21 +206,10 @@ def _say_with(out: Path | None, text: str) -> None:
     say(f"{text}\nWrote {out}." if out else text)
 
 
-def _defaults() -> dict[str, Any]:
-    parser = argparse.ArgumentParser()
-    preview_arguments(parser)
-    return vars(parser.parse_args([]))
-
-
-def _all_but(*names: str) -> list[str]:
-    return [name for name in _defaults() if name not in names]
-
-
 def _refuse(options: argparse.Namespace, names: Iterable[str], where: str) -> None:
     """Raises a `LabError` for the first of these options that was given and would have no effect."""
-    defaults = _defaults()
     for name in names:
-        if getattr(options, name) != defaults[name]:
+        if getattr(options, name) is not None:
             raise LabError(f"--{name} has no effect {where}. Leave it out.")
 
 

@@ -147,19 +147,14 @@ class _Names(dict[str, Any]):
         return importlib.import_module(name)
 
 
-def checked(function: _Decorated, called: str = "") -> _Decorated:
+def checked(function: _Decorated) -> _Decorated:
     """
-    A decorator for public functions, methods and classes: a [`LabError`] for an argument of another type than annotated.
+    A decorator for public functions and methods: a [`LabError`] for an argument of another type than annotated.
 
     Arguments are converted by [`read_as`]. Too many or too few arguments are a `TypeError`, as usual. Signature and
     docstring are preserved. It costs some microseconds per call.
     """
-    if inspect.isclass(function):
-        function.__init__ = checked(function.__init__, function.__name__)  # type: ignore[method-assign]
-        return function
     signature = inspect.signature(function)
-    is_call = function.__name__ == "__call__"
-    called = called or (function.__qualname__.partition(".")[0] if is_call else function.__name__)
     positional = [each.name for each in signature.parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
 
     @functools.cache
@@ -172,7 +167,7 @@ def checked(function: _Decorated, called: str = "") -> _Decorated:
     def read(name: str, value: Any) -> Any:
         hint = hints().get(name, Any)
         if (found := read_as(value, hint)) is REFUSED:
-            raise refusal(called, name, value, hint)
+            raise refusal(function.__name__, name, value, hint)
         return found
 
     @functools.wraps(function)
@@ -271,17 +266,9 @@ class Parameter:
 
     @property
     def allowed(self) -> str:
-        """The allowed values by their Python type, for tables."""
+        """The allowed values in words."""
         if self.choices is not None:
             return "one of " + ", ".join(map(repr, self.choices))
-        wanted = self.kind.__name__ if self.kind is not list else f"list of {self.items.__name__}"
-        return f"{wanted} in {self.range}" if self.range else wanted
-
-    @property
-    def wanted(self) -> str:
-        """The allowed values in words, for errors."""
-        if self.choices is not None:
-            return self.allowed
         words = f"a list of {_PLURALS[self.items]}" if self.kind is list else in_words(self.kind)
         return f"{words} in {self.range}" if self.range else words
 
@@ -304,6 +291,6 @@ class Parameter:
             is_huge = type(found) is int and abs(found) >= _LARGEST_EXACT  # no number of updates comes near it
             fits = found is not REFUSED and not is_huge and (allowed is None or found in allowed)
             if not fits or (is_list and item is value):
-                raise must_be(self.name, value, self.wanted, self.help, of=owner)
+                raise must_be(self.name, value, self.allowed, self.help, of=owner)
             read.append(wanted(found))
         return read if is_list else read[0]

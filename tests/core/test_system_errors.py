@@ -1,13 +1,10 @@
 """What the system does to a program, in words: disks that take no files, memory, killed processes."""
 
 import errno
-import json
 import os
 import shutil
 import signal
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -18,8 +15,6 @@ from tables import cases
 
 from diffusers_lrlab.core.errors import DiskFull, LabError, system_errors_explained
 from diffusers_lrlab.core.files import append_line, atomic_file, full_disk_explained
-from diffusers_lrlab.run.record import recorded
-from diffusers_lrlab.training.run_folder import RunFolder
 
 # The texts are those of torch 2.13, safetensors 0.6 and Linux.
 DISKS = {
@@ -62,29 +57,6 @@ def test_a_disk_that_turned_read_only_is_named_although_nothing_can_be_removed(t
 def _write(path):
     with atomic_file(path) as temporary:
         temporary.write_text("text")
-
-
-def test_the_record_of_a_run_on_a_full_disk_says_why_it_ended(tmp_path, monkeypatch):
-    folder = RunFolder(tmp_path)
-    folder.lab.mkdir()
-    trainer = SimpleNamespace(
-        folder=folder,
-        log=SimpleNamespace(observer=SimpleNamespace(table=None, num_spikes=0)),
-    )
-    monkeypatch.setattr("diffusers_lrlab.run.record.training_figures", lambda trainer: {})
-    monkeypatch.setattr("diffusers_lrlab.run.record.write_timesteps", lambda *_: _fill())
-    for ended in (nullcontext(), full_disk_explained(tmp_path / "checkpoint-2")):
-        record = {"run": {"status": "running", "seconds": 0.0}, "train": {}}
-        with pytest.raises(DiskFull), recorded(trainer, record), ended:
-            isinstance(ended, nullcontext) or _fill()
-        run = json.loads((folder.lab / "run.json").read_text())["run"]
-        assert (run["status"], "No room to write" in run["error"]) == ("failed", True)
-        assert [path.name for path in folder.lab.iterdir()] == ["run.json"]
-
-
-def _fill():
-    with full_disk_explained(Path("timesteps.parquet")):
-        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 class _Failing(torch.utils.data.Dataset):
