@@ -1,5 +1,7 @@
-"""Unmodified scripts under `diffusers_lrlab.launch`, in real processes."""
+"""Unmodified scripts under `diffusers_lrlab.launch`, in this process and in real ones."""
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
@@ -28,12 +30,14 @@ SCHEDULES = [
 
 
 def launch(script, *arguments, options=(), processes=1, expect=0):
-    """Runs a script under the launcher; returns what it wrote to stderr."""
-    command = ["-m", "diffusers_lrlab.launch", *options, script, *arguments]
-    env = {**environment(), "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    """Runs a script under the launcher, in this process if it is one; returns what it wrote to stderr."""
     if processes == 1:
-        status, stdout, stderr = started.run(*command, env=env)
+        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as error:
+            status = launch_here(script, *arguments, options=options)
+        stdout, stderr = out.getvalue(), error.getvalue()
     else:
+        env = {**environment(), "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+        command = ["-m", "diffusers_lrlab.launch", *options, script, *arguments]
         status, stdout, stderr = started.run_ranks(*command, processes=processes, env=env)
     assert status == expect, stdout[-2000:] + stderr[-4000:]
     return stderr

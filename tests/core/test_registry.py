@@ -142,7 +142,9 @@ def test_every_parameter_refuses_what_is_not_allowed(entry):
 def test_two_names_of_one_thing_and_two_floors_are_refused(entry):
     names = {parameter.name for parameter in (*entry.parameters, *entry.common)}
     for parameter in (parameter for parameter in entry.parameters if parameter.same_as):
-        with pytest.raises(LabError, match=f"{parameter.name}=0.* and {parameter.same_as}=1, two names of the same parameter"):
+        with pytest.raises(
+            LabError, match=f"{parameter.name}=0.* and {parameter.same_as}=1, two names of the same parameter"
+        ):
             entry.resolve({parameter.name: 0, parameter.same_as: 1})
     if {"min_lr", "min_lr_ratio"} <= names and entry.registry is SCHEDULERS:
         with pytest.raises(LabError, match=r"min_lr=1e-05 and min_lr_ratio=0.1, which both set its floor"):
