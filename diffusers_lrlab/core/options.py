@@ -10,6 +10,7 @@ import functools
 import math
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn, get_args, get_type_hints
@@ -172,11 +173,13 @@ class TextParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         options, unknown = super().parse_known_args(args, namespace)
-        for action in self._actions:
-            if action.nargs != argparse.REMAINDER:  # arguments of another program are passed on as they are
-                name = (action.option_strings or [str(action.metavar or action.dest)])[0]
-                _check_is_text(name, getattr(options, action.dest, None))
-        _check_is_text("an argument", unknown)
+        of_others = (action.dest for action in self._actions if action.nargs == argparse.REMAINDER)
+        num_passed_on = sum(len(getattr(options, dest, None) or ()) for dest in of_others)
+        words = sys.argv[1:] if args is None else args
+        for word in words[: len(words) - num_passed_on] if not self._subparsers else ():  # which check their own
+            if re.search("[\udc80-\udcff]", word):  # bytes that are not UTF-8, as Python passes them on
+                hint = "rename a file or folder that has such a name, or give a link to it whose name is UTF-8"
+                raise must_be("an argument", word.encode(errors="surrogateescape"), "UTF-8 text", hint)
         return options, unknown
 
     def refuse(self, unknown: Sequence[str], where: str = "", otherwise: str = "") -> None:
@@ -199,13 +202,3 @@ def _in_form(message: str) -> str:
         hint = did_you_mean(given.strip("'"), re.findall(r"[\w-]+", known))
         return f"{message[: choice.start()]}must be one of {known}, got {cut(given)}.{hint}"
     return f"{cut(message)}."
-
-
-def _check_is_text(name: str, value: Any) -> None:
-    """Raises a `LabError` for bytes that are not UTF-8, which Python passes on as surrogates that no file can hold."""
-    for text in map(str, value if isinstance(value, list) else [value]):
-        if not (surrogates := re.findall("[\ud800-\udfff]", text)):
-            continue
-        given = text.encode(errors="surrogateescape") if min(surrogates) >= "\udc80" else text
-        hint = "rename a file or folder that has such a name, or give a link to it whose name is UTF-8"
-        raise must_be(name, given, "UTF-8 text", hint)
