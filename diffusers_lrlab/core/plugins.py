@@ -248,7 +248,6 @@ def python_number(value: Any, wanted: str = "a number") -> int | float:
 
 # A plug-in that ends the program has failed, with any status. Ctrl-C is the user's.
 FAILURES = (Exception, SystemExit)
-_OWN_LIBRARY = ("<frozen", os.path.dirname(os.__file__))
 
 
 @contextmanager
@@ -269,15 +268,21 @@ def failures_located(what: str, remedy: str = "", function: Any = None) -> Itera
 
 
 def located(error: BaseException, what: str, remedy: str = "", file: str | None = None) -> LabError:
-    """A plug-in's exception as an error that names `what` failed and where: the innermost line, in `file` if it is there."""
-    frames, reason = list(traceback.extract_tb(error.__traceback__)), f"{type(error).__name__}: {error}{remedy}"
-    if isinstance(error, SystemExit):  # Python's own `exit` and `argparse` raise it for their callers
-        is_own = [frame.filename.startswith(_OWN_LIBRARY) and "site-packages" not in frame.filename for frame in frames]
-        frames = [frame for frame, own in zip(frames, is_own, strict=True) if not own] or frames
+    """
+    A plug-in's exception as an error that names `what` failed and where: the innermost line in `file` if there is one, else
+    outside of Python's standard library.
+    """
+    frames, reason = traceback.extract_tb(error.__traceback__), f"{type(error).__name__}: {error}{remedy}"
+    if isinstance(error, SystemExit):
         reason = f"it ended the program (SystemExit: {error.code}). Hint: raise an error instead; the main part of a script "
         reason += 'belongs under `if __name__ == "__main__":`.'
-    last = ([frame for frame in frames if frame.filename == file] or frames)[-1]
+    in_file = [frame for frame in frames if frame.filename == file]
+    last = (in_file or [frame for frame in frames if not _is_pythons(frame.filename)] or frames)[-1]
     return LabError(f"{what} failed at {last.filename}:{last.lineno}: {reason}")
+
+
+def _is_pythons(file: str) -> bool:
+    return file.startswith(("<frozen", os.path.dirname(os.__file__))) and "site-packages" not in file
 
 
 @contextmanager
