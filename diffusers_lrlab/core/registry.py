@@ -149,11 +149,12 @@ class Registry(dict[str, Entry]):
                     raise must_be(f"the {self.noun}", taken, "a Python identifier", "use letters, digits and _")
                 if super(Registry, self).__contains__(taken) or taken in self._aliases:
                     raise LabError(f"The {self.noun} {taken!r} is already registered; choose another name.")
-            own = {parameter.name for parameter in parameters}
-            common = tuple(p for p in self.common if p.name not in own and p.name not in without)
-            module, is_foreign = getattr(factory, "__module__", None), note_registered(self.noun, name, factory)
+            is_foreign = note_registered(self.noun, name, factory)
             for parameter in parameters if is_foreign else ():
                 parameter.check_fields()
+            own = {parameter.name for parameter in parameters}
+            common = tuple(p for p in self.common if p.name not in own and p.name not in without)
+            module = getattr(factory, "__module__", None)
             about = (description, source, parameters, common, frozenset(traits), facts or {}, module, is_foreign)
             self[name] = Entry(name, factory, *about, self)
             self._aliases.update(dict.fromkeys(aliases, name))
