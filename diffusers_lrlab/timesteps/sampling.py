@@ -236,7 +236,7 @@ def get_timestep_sampler(
             with the most noise: timestep t is its entry T - 1 - t. Densities over the noise level need to know the noise;
             without a scheduler it is that of `DDPMScheduler()`, linear betas from 1e-4 to 0.02.
         device (*optional*): Where a sampler that follows the losses stores them.
-        **kwargs: The sampler's own parameters, as `lrlab list timesteps --markdown` shows them.
+        **kwargs: The sampler's own parameters, as `lrlab list timesteps --json` shows them.
 
     Raises:
         LabError: for unknown names and parameters, values out of range, and densities that are 0 everywhere.

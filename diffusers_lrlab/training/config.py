@@ -142,9 +142,9 @@ def program_registrations(config: TrainingConfig) -> list[str]:
     found = []
     for option, known in options_of(TrainingConfig).items():
         if known.registry:
-            words = re.findall(r"\w+", f"{getattr(config, option)} {getattr(config, f'{option}_kwargs', '')}")
-            own = (entry for entry in known.entries.values() if entry.module and not is_found_again(entry.module))
-            found += [entry.name for entry in own if not {entry.name, *known.entries.aliases_of(entry)}.isdisjoint(words)]
+            words = {*re.findall(r"\w+", f"{getattr(config, option)} {getattr(config, f'{option}_kwargs', '')}")}
+            used = (entry for entry in known.entries.values() if words & {entry.name, *known.entries.aliases_of(entry)})
+            found += [entry.name for entry in used if entry.module and not is_found_again(entry.module)]
     return found
 
 

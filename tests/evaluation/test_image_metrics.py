@@ -8,12 +8,12 @@ import runs
 import torch
 from accelerate.state import AcceleratorState
 from helpers import image_folder, load_data
+from registrations import restored
 from tables import cases
 
 from diffusers_lrlab import read_study, register_metric, run_study
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.core.registry import restored
 from diffusers_lrlab.data.image_sets import IMAGE_DATASETS, load_image_dataset
 from diffusers_lrlab.data.images import normalise
 from diffusers_lrlab.evaluation.features import class_reader, frechet_distance, image_features

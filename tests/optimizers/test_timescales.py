@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
+from registrations import restored
 from tables import cases
 
 from diffusers_lrlab import LabError, TrainingConfig, get_optimizer
@@ -129,7 +130,7 @@ def test_optimizers_of_others_may_have_such_names():
         return torch.optim.SGD(params, lr)
 
     own = (Parameter("tau", float, 0.5, "a time"), Parameter("beta2_half_life", float, None, "another one"))
-    with OPTIMIZERS.temporarily():
+    with restored(OPTIMIZERS):
         OPTIMIZERS.register("own", description="a test's", source="a test", parameters=own)(make)
         get_optimizer("own:beta2_half_life=3", parameters(), 1e-3)
     assert taken == {"tau": 0.5, "beta2_half_life": 3.0}

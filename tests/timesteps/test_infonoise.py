@@ -9,6 +9,7 @@ import torch
 from continued_runs import SMALL, new_run
 from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from helpers import load_data_once
+from registrations import restored
 from runs import read_record
 from tables import cases
 
@@ -201,7 +202,7 @@ def test_a_long_run_warns_of_nothing_and_its_plan_names_the_update():
 
 
 def test_noise_levels_that_the_loss_leaves_out_are_not_waited_for():
-    with LOSS_WEIGHTINGS.temporarily():
+    with restored(LOSS_WEIGHTINGS):
         register_loss_weighting("lower_half", description="of a test", source="this test")(
             lambda levels: (np.arange(len(levels.snr)) < len(levels.snr) / 2).astype(float)
         )

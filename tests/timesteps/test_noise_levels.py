@@ -10,6 +10,7 @@ import scipy.stats
 import torch
 from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from diffusers.training_utils import compute_density_for_timestep_sampling, compute_loss_weighting_for_sd3
+from registrations import restored
 from tables import cases
 
 from diffusers_lrlab import LabError, TrainingConfig, get_loss_weighting, get_timestep_sampler
@@ -104,7 +105,7 @@ def test_weights_of_stable_diffusion_3_are_diffusers(scheme, scheduler):
 
 
 def test_a_weighting_without_a_meaning_at_pure_noise_is_refused_before_data_are_read():
-    with LOSS_WEIGHTINGS.temporarily():
+    with restored(LOSS_WEIGHTINGS):
         register = LOSS_WEIGHTINGS.register("inverse", description="1 / SNR of noise", source="a test")
 
         @register
