@@ -30,7 +30,6 @@ class Entry:
     common: tuple[Parameter, ...] = ()  # shared by all entries of the registry
     traits: frozenset[str] = frozenset()  # out of those of the registry
     facts: Mapping[str, Any] = field(default_factory=dict)  # figures, such as an optimizer's state in bytes
-    module: str | None = None  # of the factory
     registry: "Registry | None" = field(default=None, repr=False, compare=False)
     is_foreign: bool = False  # registered by other code than this package's
 
@@ -154,8 +153,8 @@ class Registry(dict[str, Entry]):
                     raise LabError(f"The {self.noun} {taken!r} is already registered; choose another name.")
             own = {parameter.name for parameter in parameters}
             common = tuple(p for p in self.common if p.name not in own and p.name not in without)
-            module, is_foreign = getattr(factory, "__module__", None), note_registered(self.noun, name, factory)
-            about = (description, source, parameters, common, frozenset(traits), facts or {}, module)
+            is_foreign = note_registered(self.noun, name, factory)
+            about = (description, source, parameters, common, frozenset(traits), facts or {})
             self[name] = Entry(name, factory, *about, self, is_foreign)
             self._aliases.update(dict.fromkeys(aliases, name))
             return factory

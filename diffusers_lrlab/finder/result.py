@@ -199,7 +199,12 @@ class FinderResult:
             "settings": dataclasses.asdict(self.settings),
             "suggestion": {"lr": one.lr, "reason": one.reason, "interval": one.interval},
             "sweeps": [
-                {**sweep._asdict(), "lrs": sweep.lrs.tolist(), "losses": _finite(sweep.losses)} for sweep in self.sweeps
+                {
+                    **sweep._asdict(),
+                    "lrs": sweep.lrs.tolist(),
+                    "losses": [loss if math.isfinite(loss) else None for loss in sweep.losses.tolist()],
+                }
+                for sweep in self.sweeps
             ],
             "seconds": self.seconds,
             "about": self.about,
@@ -210,10 +215,6 @@ class FinderResult:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / FINDER_FILES[0], json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
         save_figure(finder_figure(self), folder / FINDER_FILES[1])
-
-
-def _finite(values: np.ndarray) -> list[float | None]:
-    return [float(value) if np.isfinite(value) else None for value in values]
 
 
 # --- in the folder of a run --------------------------------------------------------------------------------------------

@@ -95,7 +95,6 @@ def _train(parent: Parent, at: int, curve: RunCurve, folder: RunFolder) -> None:
     else:  # of a run that was killed before its first checkpoint, if any
         options["overwrite_output_dir"] = True
     begun = {"parent": parent.facts(at), "command": launch_command() or "lrlab extend"}
-    begun["program_registrations"] = parent.record["run"].get("program_registrations", [])
     with continued_by("give the same command again"):
         run_training(TrainingConfig(**options), Start(parent.checkpoints[at], {**parent.record, "run": begun}))
 

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from ..core.errors import warn
 from ..core.files import atomic_file, full_disk_explained, sync, sync_tree, temporary_beside
 from ..core.streams import stream_generator
 from ..data.labels import KEYWORD
@@ -121,11 +120,5 @@ def save_preview(folder: Path, update: int, samples: np.ndarray) -> None:
 
 
 def load_previews(folder: Path) -> dict[int, np.ndarray]:
-    """Samples by update, in order; damaged files are skipped with a warning."""
-    previews = {}
-    for path in sorted(folder.glob("update-*.npy")):
-        try:
-            previews[int(path.stem.split("-")[1])] = np.load(path)
-        except (ValueError, EOFError, OSError):  # of numpy for a damaged file
-            warn(f"{str(path)!r} is damaged and not plotted.")
-    return previews
+    """Samples by update, in order."""
+    return {int(path.stem.removeprefix("update-")): np.load(path) for path in sorted(folder.glob("update-*.npy"))}

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import runs
@@ -15,6 +16,7 @@ from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.hub.contents import contents_of
 from diffusers_lrlab.run.check import check_folder
 
+FIXTURE = Path(__file__).parents[1] / "compatibility" / "v0.1.0" / "run"
 NAME = "diffusion_pytorch_model.safetensors"
 SMALL = {"_class_name": "MLPDenoiser", "hidden_size": 16, "num_layers": 1, "embedding_size": 8}
 POINTS = {"dataset_name": "moons", "max_train_steps": 96, "train_batch_size": 64, "learning_rate": 1e-2}
@@ -117,8 +119,9 @@ def test_a_run_without_snapshots_says_what_can_be_done(run, tmp_path, capsys):
     plain = copy(run, tmp_path)
     shutil.rmtree(plain / "ema_snapshots")
     error = refused(capsys, "ema", plain, "--sigma_rel", "0.1")
-    assert "has no snapshots of averages" in error
+    assert "has no snapshots of averages (ema_snapshots/): the run took some, which are not here" in error
     assert "trained, or train again with `lrlab train ... --ema posthoc`." in error
+    assert "it was not trained with `--ema posthoc`" in refused(capsys, "ema", FIXTURE, "--sigma_rel", "0.1")
 
 
 def test_wide_averages_are_warned_about(run, tmp_path, capsys):
