@@ -230,7 +230,3 @@ def test_a_start_on_the_hub_is_recorded_by_its_commit_which_its_options_have(mod
     status, _, stderr = started.run(runs.SCRIPT, *again, env=hub.env)
     assert status == 0, stderr
     assert runs.read_record(tmp_path / "again")["train"]["started_from"] == record["train"]["started_from"]
-    wrong = call(tmp_path / "wrong", "--pretrained_model_name_or_path=somebody/unet@gone")
-    status, _, stderr = started.run(runs.SCRIPT, *wrong, env=hub.env)
-    assert status == 2
-    assert "must be a folder, or a Hub id (USER/NAME), with the revision 'gone'" in stderr
