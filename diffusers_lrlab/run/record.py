@@ -196,11 +196,11 @@ def _finite(figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show_results(trainer: Trainer, figures: dict[str, Any]) -> None:
-    """Sends metrics of the samples, and plots of losses, rates and noise levels, to the trackers."""
+    """Sends metrics and plots to the trackers."""
     trackers, update = trainer.accelerator.trackers, trainer.run.update
     if not trackers:
         return
     trainer.accelerator.log({f"results/{name}": value for name, value in figures.items()}, step=update)
-    for name in ("loss", "lr", "timesteps"):
+    for name in ("loss", "lr", "timesteps", "samples"):
         if (file := trainer.folder.lab / f"{name}.png").exists():
             log_images(trackers, f"plots/{name}", np.asarray(Image.open(file).convert("RGB"))[None], update)

@@ -209,11 +209,3 @@ def plot_trajectory(frames: np.ndarray, timesteps: list[int], real: np.ndarray, 
     chosen = np.unique(np.linspace(0, len(frames) - 1, 6).round().astype(int))
     titles = [f"{counted(timesteps[index], 'timestep')} left" if timesteps[index] else "samples" for index in chosen]
     _strip([frames[index] for index in chosen], titles, limits_of(real, frames[0]), path)
-
-
-def as_picture(points: np.ndarray, limits: Limits) -> np.ndarray:
-    """Points as an 8-bit RGB image of 320 pixels."""
-    figure = new_figure(3.2, 3.2, dpi=100)
-    draw_points(figure.add_subplot(), points, limits, ORANGE)
-    figure.canvas.draw()
-    return np.asarray(figure.canvas.buffer_rgba())[:, :, :3].copy()

@@ -29,12 +29,8 @@ class Results(ABC):
     num_recorded: ClassVar[int] = 16  # most samples in the record of a study's run
     stream: ClassVar[str] = "samples to evaluate"  # name of their random stream
 
-    @abstractmethod
-    def as_pictures(self, run: RunState, samples: np.ndarray) -> np.ndarray:
-        """Samples as 8-bit images `(num, height, width, channels)`, for trackers."""
-
     def preview(self, samples: np.ndarray) -> np.ndarray:
-        """Samples as they are kept during training."""
+        """Samples as they are kept during training; 8-bit images `(num, height, width, channels)` go to trackers, too."""
         return samples
 
     def as_samples(self, run: RunState, data: torch.Tensor) -> np.ndarray:
@@ -82,9 +78,6 @@ class ImageResults(Results):
     """Grids of images."""
 
     stream = "frechet"
-
-    def as_pictures(self, run: RunState, samples: np.ndarray) -> np.ndarray:
-        return to_uint8(samples)
 
     def preview(self, samples: np.ndarray) -> np.ndarray:
         return to_uint8(samples)
@@ -137,11 +130,6 @@ class PointResults(Results):
 
     num_recorded = 1000
     stream = "distances"
-
-    def as_pictures(self, run: RunState, samples: np.ndarray) -> np.ndarray:
-        from .plots import as_picture, limits_of
-
-        return as_picture(samples, limits_of(_real_points(run.data, len(samples)), samples))[None]
 
     def recorded(self, samples: np.ndarray) -> dict[str, Any]:
         return {"points": np.round(samples.astype(np.float64), 4).tolist()}

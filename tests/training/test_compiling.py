@@ -59,10 +59,7 @@ UNET = {"model": runs.TINY_UNET, "dataset_name": "digits", "train_batch_size": 4
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute")  # of what inductor and dynamo do
 @pytest.mark.parametrize(
     ("backend", "blocks", "options", "most"),
-    [
-        ("inductor", [], {}, 2),
-        ("eager", ["ResnetBlock2D"], UNET, 16),
-    ],
+    [("inductor", [], {}, 2), ("eager", ["ResnetBlock2D"], UNET, 16)],
 )
 def test_few_graphs_over_a_whole_schedule_and_the_same_bits_after_resuming(
     tmp_path, monkeypatch, backend, blocks, options, most

@@ -96,7 +96,7 @@ def test_several_trackers_are_shown_a_run(tmp_path, shown, model):
         assert len(of(shown, name, "finish")) == 1
     assert not of(shown, "numbers", "images")
     pictures = {name: picture for _, values in of(shown, "pictures", "images") for name, picture in values.items()}
-    assert set(pictures) == {"samples", "plots/loss", "plots/lr", "plots/timesteps"}
+    assert set(pictures) == {"plots/loss", "plots/lr", "plots/timesteps", "plots/samples"}
     assert all(picture.dtype == np.uint8 and picture.shape[3] == 3 for picture in pictures.values())
 
 
