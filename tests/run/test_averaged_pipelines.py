@@ -21,14 +21,8 @@ NAME = "diffusion_pytorch_model.safetensors"
 SMALL = {"_class_name": "MLPDenoiser", "hidden_size": 16, "num_layers": 1, "embedding_size": 8}
 POINTS = {"dataset_name": "moons", "max_train_steps": 96, "train_batch_size": 64, "learning_rate": 1e-2}
 POINTS |= {"num_validation_images": 256, "distance_samples": 64, "num_inference_steps": 3, "ddpm_num_steps": 20}
-POINTS |= {
-    "evaluation": False,
-    "validation_steps": 96,
-    "save_images_epochs": 10**6,
-    "checkpointing_steps": 24,
-    "checkpoints_total_limit": 0,
-}
-POINTS |= {"preflight": False, "logging_steps": 5, "lr_scheduler": "constant"}
+POINTS |= {"evaluation": False, "validation_steps": 96, "checkpointing_steps": 24, "checkpoints_total_limit": 0}
+POINTS |= {"save_images_epochs": 10**6, "preflight": False, "logging_steps": 5, "lr_scheduler": "constant"}
 WIDTHS = "posthoc:sigma_rels=[0.05|0.1],snapshots=12"
 
 
