@@ -22,7 +22,7 @@ from ..core.words import counted
 from ..optimizers.entries import OPTIMIZERS
 from ..training.config import TrainingConfig, as_call
 from ..training.plan import Plan, make_plan
-from ..training.prepare import prepare_resolved, resolve_and_check
+from ..training.prepare import prepare, resolve_and_check
 from ..training.resume import locked_folder
 from ..training.run_folder import RunFolder
 from ..training.trainer import Trainer
@@ -57,7 +57,7 @@ def find_lr(config: TrainingConfig, settings: FinderConfig | None = None) -> Fin
     # Making a model, and some imports, draw random numbers.
     with arguments_named(), random_states_kept():
         resolved = resolve_and_check(config)
-        found = find_rate_for(*prepare_resolved(resolved), resolve_settings(settings or FinderConfig(), resolved.optimizer))
+        found = find_rate_for(*prepare(resolved), resolve_settings(settings or FinderConfig(), resolved.optimizer))
         if not launch_command():
             found.about["command"] = as_call(config, "find_lr", settings)  # with unresolved settings
         return found
@@ -82,7 +82,7 @@ def find_lr_for_folder(config: TrainingConfig, settings: FinderConfig | None = N
         sys.stderr.write(f"{resolved.output_dir!r} holds a run and is not changed. The result goes to {own!r}.\n")
     resolved = dataclasses.replace(resolved, output_dir=own)
     with locked_folder(resolved):
-        plan, data, accelerator = prepare_resolved(resolved)
+        plan, data, accelerator = prepare(resolved)
         folder = RunFolder(Path(plan.config.output_dir), accelerator.is_main_process)
         result = find_rate_for(plan, data, accelerator, settings)
         if accelerator.is_main_process:
@@ -195,11 +195,6 @@ class ScriptTest(RangeTest):
             if result.suggestion.lr is not None:
                 rate = f"{result.lr / hook.lr_per_option:.2g}"
                 lines.append(f"To train with it, start the script without --find_lr and with --learning_rate {rate}.")
-            elif result.suggestion.is_noise:
-                lines.append(
-                    f"For half the noise, add --num_updates {4 * self.num_updates} before the script's name, or use a batch "
-                    "four times as large (--train_batch_size, --gradient_accumulation_steps)."
-                )
             sys.stdout.write("\n".join(lines) + "\n")
             sys.stdout.flush()
         hook.end()

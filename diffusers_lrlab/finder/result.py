@@ -40,7 +40,6 @@ class Suggestion(NamedTuple):
     lr: float | None
     reason: str  # also of no rate
     interval: tuple[float, float] | None = None  # equally good rates
-    is_noise: bool = False  # there is no rate because noise hides any fall of the loss
 
 
 def minimum_tenth(lrs: ArrayLike, losses: ArrayLike) -> Suggestion:
@@ -140,13 +139,12 @@ def smooth_as_needed(losses: ArrayLike) -> tuple[np.ndarray, float, float]:
 def _no_fall(rates: np.ndarray, y: np.ndarray, noise: float) -> Suggestion:
     smallest = _SMALLEST_FALL * abs(y[0])
     rises = " and rises" if y[-1] > y[0] + max(smallest, noise) else ""
-    is_noise = bool(noise > smallest)
     least = f"by at least {100 * _SMALLEST_FALL:.0f} %"
-    if is_noise:
+    if noise > smallest:
         least = f"by more than the noise of independent losses, which can be {100 * noise / (abs(y[0]) or 1):.0f} % of it"
     remedy = "lower --start_lr" if rises else "raise --end_lr, use more updates or a larger batch"
     text = f"the loss does not fall{rises} between {rates[0]:.3g} and {rates[-1]:.3g} {least}; {remedy}"
-    return Suggestion(None, f"{text}, or check data and model", is_noise=is_noise)
+    return Suggestion(None, f"{text}, or check data and model")
 
 
 def _rate(log10: float) -> float:

@@ -136,10 +136,11 @@ CONFIG_GROUPS: tuple[Any, ...] = TrainingConfig.__bases__
 
 def as_call(config: TrainingConfig, function: str = "train", settings: Any = None) -> str:
     """The Python call with the same options, without the token; `settings` are its second argument."""
+    given: list[tuple[Any, dict[str, Any]]] = [(TrainingConfig, config.to_dict())]
+    given += [] if settings is None else [(type(settings), vars(settings))]
     arguments = []
-    for known, given in ((TrainingConfig, config.to_dict()), (type(settings), vars(settings) if settings else {})):
-        changed = {name: value for name, value in given.items() if value != defaults_of(known)[name]}
+    for known, options in given:
+        changed = {name: value for name, value in options.items() if value != defaults_of(known)[name]}
         changed.pop("local_rank", None)
-        if given:
-            arguments.append(f"{known.__name__}({', '.join(f'{name}={value!r}' for name, value in changed.items())})")
+        arguments.append(f"{known.__name__}({', '.join(f'{name}={value!r}' for name, value in changed.items())})")
     return f"{function}({', '.join(arguments)})"

@@ -38,17 +38,16 @@ def launcher_compiles() -> bool:
     return os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower() != "no"
 
 
-def prepare(config: TrainingConfig) -> tuple[Plan, TrainingData, Accelerator]:
-    """Plan, data and accelerator of a run. Raises errors before it reads data, where that is possible."""
-    return prepare_resolved(resolve_and_check(config))
-
-
-def prepare_resolved(config: ResolvedConfig, checkpoint: Path | None = None) -> tuple[Plan, TrainingData, Accelerator]:
-    """[`prepare`] for a resolved and checked configuration; of a run that resumes if a checkpoint is given."""
+def prepare(asked: TrainingConfig, checkpoint: Path | None = None) -> tuple[Plan, TrainingData, Accelerator]:
+    """
+    Plan, data and accelerator of a run, which resumes if a checkpoint is given. A resolved configuration is taken as it is.
+    Raises errors before it reads data, where that is possible.
+    """
     import torch
 
     from .plan import make_plan
 
+    config = asked if isinstance(asked, ResolvedConfig) else resolve_and_check(asked)
     start = find_start(config, checkpoint)
     model_config = given_model_config(config, start)
     # The launcher also passes "no" where no precision was asked for.

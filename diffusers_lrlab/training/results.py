@@ -87,11 +87,10 @@ class ImageResults(Results):
 
     def recorded(self, samples: np.ndarray) -> dict[str, Any]:
         """One PNG, four images in a row, in base64."""
-        images = to_uint8(samples)
-        rows = [np.concatenate(list(images[start : start + 4]), axis=1) for start in range(0, len(images), 4)]
-        grid = np.concatenate([row for row in rows if row.shape == rows[0].shape])
-        file = io.BytesIO()
-        Image.fromarray(grid.squeeze(-1) if grid.shape[-1] == 1 else grid).save(file, "PNG")
+        from .plots import image_grid
+
+        grid = image_grid(to_uint8(samples), columns=min(4, len(samples)), gap=0)
+        Image.fromarray(grid.squeeze()).save(file := io.BytesIO(), "PNG")
         return {"png": base64.b64encode(file.getvalue()).decode()}
 
     def draw(self, run: RunState, samples: np.ndarray, lab: Path) -> None:

@@ -125,19 +125,18 @@ def test_a_range_test_of_a_function_of_the_rate():
     assert "no fp16 gradient was finite at a rate of 1e-06" in sweep.ended
 
 
-@cases(("losses", "reason", "is_noise"), [
-    (np.full(101, np.nan), "not finite from the start", False),
-    (np.where(np.arange(101) < 3, 1.0, np.nan), "known at 3 rates only", False),
-    (np.ones(101), "does not fall between", False), (1 + fall(-4)[::-1], "does not fall and rises", False),
-    (1 + 0.001 * fall(-4), "does not fall between", False),
-    (1 + 0.05 * np.random.default_rng(0).standard_normal(101), "by more than the noise of independent losses", True),
-    (0.2 + fall(-2, width=4), "still falls at the highest rate, 0.01", False),
+@cases(("losses", "reason"), [
+    (np.full(101, np.nan), "not finite from the start"),
+    (np.where(np.arange(101) < 3, 1.0, np.nan), "known at 3 rates only"),
+    (np.ones(101), "does not fall between"), (1 + fall(-4)[::-1], "does not fall and rises"),
+    (1 + 0.001 * fall(-4), "does not fall between"),
+    (1 + 0.05 * np.random.default_rng(0).standard_normal(101), "by more than the noise of independent losses"),
+    (0.2 + fall(-2, width=4), "still falls at the highest rate, 0.01"),
 ])  # fmt: skip
-def test_refusals(losses, reason, is_noise):
+def test_refusals(losses, reason):
     suggestion = minimum_tenth(LRS, losses)
     assert suggestion.lr is None is suggestion.interval
     assert reason in suggestion.reason
-    assert suggestion.is_noise is is_noise
 
 
 def test_input_that_is_no_curve():
@@ -169,7 +168,7 @@ def test_several_tests_are_combined():
     assert both.lr == pytest.approx(1e-3)
     assert both.interval == pytest.approx((5e-5, 2e-2))
     assert combine(some[:1]) == some[0]
-    assert combine([some[0], Suggestion(None, "why not", is_noise=True)]) == Suggestion(None, "why not", is_noise=True)
+    assert combine([some[0], Suggestion(None, "why not")]) == Suggestion(None, "why not")
     assert combine([]).lr is None
 
 

@@ -143,7 +143,7 @@ def yaml_file(tmp_path):
     [
         ("lr_shedular: cosine", "Did you mean '--lr_scheduler'?"),
         ("- lr_scheduler", "must hold a mapping of options to values, such as 'lr_scheduler: cosine'"),
-        ("lr_scheduler: [cosine", "is not valid YAML"),
+        ("lr_scheduler: [cosine", "is not valid YAML: while parsing"),
         ("config: other.yaml", "A file cannot include another one"),
         ("checkpoints_total_limit: null", "Remove the line to get the default"),
         ("seed: 1\nseed: 2", "'seed' is given twice"),
