@@ -20,7 +20,7 @@ from ..optimizers.entries import OPTIMIZERS
 from ..timesteps.bands import band_edges
 from ..timesteps.registries import TIMESTEP_SAMPLERS
 from .config import ResolvedConfig, TrainingConfig
-from .kinds import DataKind, components
+from .kinds import DataKind, components, kind_of
 from .learning_options import named_parameter
 from .trackers import tracker_packages
 
@@ -45,7 +45,7 @@ def check_source(config: TrainingConfig) -> None:
 
 def check_combinations(config: ResolvedConfig) -> None:
     """Raises a `LabError` for options that have no effect or exclude each other, and for missing packages."""
-    kind, optimizer = config.kind, OPTIMIZERS[config.optimizer]
+    kind, optimizer = kind_of(config), OPTIMIZERS[config.optimizer]
     _check_rate(config, optimizer)
     _check_schedule(config, optimizer)
     _check_timesteps(config, kind)

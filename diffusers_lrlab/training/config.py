@@ -13,7 +13,6 @@ from ..data.options import BatchLayout, DataConfig
 from ..optimizers.timescales import scaled_learning_rate
 from ..schedules.schedule import Schedule
 from ..timesteps.bands import TimestepLR
-from .kinds import DataKind, kind_of
 from .learning_options import EMA_OPTIONS, ModelConfig, OptimizerConfig, ScheduleConfig, TimestepConfig
 from .run_options import LoopConfig, OutputConfig
 
@@ -70,14 +69,6 @@ class ResolvedConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         """Nothing: `resolve_config` has checked the options, and a copy by `dataclasses.replace` changes resolved ones."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The options alone: what is derived from them may not be importable in another process."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
-    @cached_property
-    def kind(self) -> DataKind:
-        return kind_of(vars(self))
 
     @property
     def num_train_timesteps(self) -> int:

@@ -18,7 +18,7 @@ from ..models.width import ROLES, SCALED, Width, start_for_width, width_of, widt
 from ..optimizers.build import LR_GROUP, split_group
 from ..optimizers.entries import OPTIMIZERS
 from .config import ResolvedConfig
-from .kinds import component_of
+from .kinds import component_of, kind_of
 from .resume import read_state
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def model_class_of(config: ResolvedConfig) -> Any:
-    return pkgutil.resolve_name(config.kind.model) if config.denoiser is None else denoiser_class(config.denoiser)
+    return pkgutil.resolve_name(kind_of(config).model) if config.denoiser is None else denoiser_class(config.denoiser)
 
 
 def build_model(config: ResolvedConfig, arguments: dict[str, Any]) -> Any:
@@ -62,7 +62,7 @@ def find_start(config: ResolvedConfig, checkpoint: Path | None = None) -> StartW
 
 def given_model_config(config: ResolvedConfig, start: StartWeights | None = None) -> dict[str, Any] | None:
     """The configuration given for the model, or of the weights that it starts from, checked without data, or `None`."""
-    architecture, kind, model_class = architecture_of(config.denoiser), config.kind, model_class_of(config)
+    architecture, kind, model_class = architecture_of(config.denoiser), kind_of(config), model_class_of(config)
     known, name = _known_arguments(config), config.model_config_name_or_path
     if config.num_classes is not None:
         _check_num_classes(architecture, config.num_classes, config, "--num_classes")
@@ -120,7 +120,7 @@ def model_arguments(config: ResolvedConfig, given: dict[str, Any] | None, data: 
     """Arguments of the model, from what [`given_model_config`] gives; a `LabError` if they do not fit the data."""
     from ..data.labels import KEYWORD  # needs torch
 
-    kind = config.kind
+    kind = kind_of(config)
     of_data = architecture_of(config.denoiser).of_data(kind.data_arguments(config, data))
     if config.denoiser is not None:
         if config.gradient_checkpointing and not model_class_of(config)._supports_gradient_checkpointing:
@@ -144,7 +144,7 @@ def _check_shape(config: ResolvedConfig, given: dict[str, Any], of_data: dict[st
         hint = "change it in its config.json, or use other data"
         if name == "num_class_embeds":
             hint = "it counts the classes of --label_column, and one more for dropped labels; change these, or the model"
-        elif (option := getattr(config.kind, "shape_options", {}).get(name)) is not None:  # of images
+        elif (option := getattr(kind_of(config), "shape_options", {}).get(name)) is not None:  # of images
             hint = f"give {option} {given[name]}, or another model"
         elif config.pretrained_model_name_or_path is not None:
             hint = "start from weights for such data, or use other data"

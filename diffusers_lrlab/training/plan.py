@@ -28,7 +28,7 @@ from ..schedules.expected import schedule_curves
 from ..schedules.schedule import Schedule
 from .combinations import check_floor
 from .config import ResolvedConfig
-from .kinds import DataKind, row_for
+from .kinds import DataKind, kind_of, row_for
 from .model import build_model, classes_of, model_arguments, planned_width
 from .resolve import objective_spec
 
@@ -121,7 +121,7 @@ def make_plan(
 
     With `measures_in_full`, as many samples are measured as after a long run: runs of a study are compared.
     """
-    kind, layout, shape = config.kind, config.layout(num_processes, rank), data.image_shape
+    kind, layout, shape = kind_of(config), config.layout(num_processes, rank), data.image_shape
     batch, num_images, num_held_out = layout.global_batch, data.num_images, len(data.held_out)
     _check_data(config, layout, num_images, num_held_out)
     num_updates = config.max_train_steps or math.ceil((config.num_epochs or 0) * (num_images or 0) / batch)

@@ -11,6 +11,7 @@ from ..core.environment import OTHERS_WAIT, allowed_threads
 from ..core.words import counted
 from .combinations import check_launch
 from .config import ResolvedConfig, TrainingConfig
+from .kinds import kind_of
 from .model import check_width, find_start, given_model_config
 from .resolve import check_schedule, check_timesteps, resolve_config
 
@@ -57,7 +58,7 @@ def prepare(asked: TrainingConfig, checkpoint: Path | None = None) -> tuple[Plan
     accelerator = make_accelerator(config)
     config = dataclasses.replace(config, mixed_precision=accelerator.mixed_precision)  # which may be the launcher's
     with accelerator.main_process_first():
-        data = config.kind.load_data(config, accelerator.num_processes)
+        data = kind_of(config).load_data(config, accelerator.num_processes)
     if data.skipped:
         accelerator.print(f"Left out {counted(len(data.skipped), 'corrupt image')}:", *data.skipped, sep="\n  ")
     processes = accelerator.num_processes, accelerator.process_index

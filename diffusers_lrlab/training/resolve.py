@@ -235,7 +235,7 @@ def objective_spec(config: ResolvedConfig) -> ObjectiveSpec:
     """The objective of a run by its configuration."""
     from ..objective.objective import ObjectiveSpec  # heavy
 
-    own: dict[str, Any] = {"timestep_lr": config.timestep_lr_form, "is_bounded": config.kind.is_bounded}
+    own: dict[str, Any] = {"timestep_lr": config.timestep_lr_form, "is_bounded": kind_of(config).is_bounded}
     names = (each.name for each in dataclasses.fields(ObjectiveSpec) if each.name not in own)
     return ObjectiveSpec(**{name: getattr(config, name) for name in names}, **own)
 

@@ -11,13 +11,13 @@ import numpy as np
 from ...core.plugins import unusable
 from ...core.registry import Registry
 from ...models.registry import architecture_of, architectures
+from ..config import ResolvedConfig, TrainingConfig
 
 if TYPE_CHECKING:
     import torch
 
     from ...data.loading import TrainingData
     from ...data.options import BatchLayout
-    from ..config import ResolvedConfig, TrainingConfig
 
 
 def _check_kind(value: Any, *_: Any) -> Any:

@@ -21,17 +21,16 @@ from ...data.latents import (
     load_autoencoder,
     read_latents_record,
 )
-from ...data.options import DataConfig
 from ...data.toy2d import TOY_DATASETS
 from ...evaluation.registry import measures_samples
 from ...models.networks import check_resolution, default_down_blocks, default_unet_config
+from ..config import ResolvedConfig, TrainingConfig
 from . import KINDS, DataKind
 
 if TYPE_CHECKING:
     import torch
 
     from ...data.loading import TrainingData
-    from ..config import ResolvedConfig, TrainingConfig
 
 _DEFAULTS: dict[str, Any] = {
     "num_epochs": 100,
@@ -150,7 +149,7 @@ class Latents(Images):
     shape_options = {}
 
     def defaults(self, config: TrainingConfig) -> dict[str, Any]:
-        usual, name = defaults_of(DataConfig), config.train_data_dir or config.dataset_name
+        usual, name = defaults_of(TrainingConfig), config.train_data_dir or config.dataset_name
         if latents_folder(config) is None:
             wanted = "left out for data that are not a folder of latents"
             raise must_be("--data_kind", "latents", wanted, "lrlab data encode makes one", got=f"{name}")

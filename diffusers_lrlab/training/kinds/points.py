@@ -8,6 +8,7 @@ import numpy as np
 
 from ...core.errors import must_be
 from ...data.image_sets import IMAGE_DATASETS
+from ..config import ResolvedConfig, TrainingConfig
 from . import KINDS, DataKind
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
     from ...data.loading import TrainingData
     from ...data.options import BatchLayout
-    from ..config import ResolvedConfig, TrainingConfig
 
 _DEFAULTS: dict[str, Any] = {
     "max_train_steps": 10_000,
