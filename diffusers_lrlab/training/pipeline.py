@@ -15,16 +15,14 @@ from ..core.files import atomic_file, full_disk_explained, sync, sync_tree, temp
 from ..core.streams import stream_generator
 from ..data.labels import KEYWORD
 from ..models.registry import architecture_of, denoiser_code
-from .kinds import DataKind, row_for
+from .kinds import DataKind
 from .run_state import RunState
 
 SHOWN = "samples"  # random stream of the samples to look at
-# Pipelines of runs with class labels, by the name of a kind.
-LABELLED_PIPELINES = {"images": "diffusers_lrlab.pipelines.image:ImagePipeline"}
 
 
 def _pipeline_path(kind: DataKind, has_labels: bool, denoiser: str | None) -> str:
-    return architecture_of(denoiser).pipeline or row_for(kind, LABELLED_PIPELINES if has_labels else {}, kind.pipeline)
+    return architecture_of(denoiser).pipeline or (has_labels and kind.labelled_pipeline) or kind.pipeline
 
 
 def pipeline_name(kind: DataKind, config: Any, folder: Path) -> str:

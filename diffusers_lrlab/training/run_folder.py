@@ -130,13 +130,6 @@ class RunFolder:
         # A metric may be NaN, which other readers refuse.
         return read_checked(file, "remove it; a run can be resumed or overwritten without it", parse_constant=float)
 
-    def is_finished(self) -> bool:
-        """Whether the record says that the run has finished."""
-        try:
-            return self.read_record().get("run", {}).get("status") == "finished"
-        except LabError:
-            return False
-
     def holds_run(self) -> bool:
         """Whether it holds files of a run, complete or not."""
         files = (self.path / RECORD, self.metrics_file, self.path / "model_index.json")

@@ -383,9 +383,6 @@ def test_neither_number_nor_order_changes_a_bit():
     assert [bits(member) for member in backwards] == expected[::-1]
 
 
-# --- batched steps --------------------------------------------------------------------------------------------------------
-
-
 BATCHED = {
     "adamw": {},
     "no decay": {"optimizer": "adamw:weight_decay=0,beta2=0.99", "seed": 1},

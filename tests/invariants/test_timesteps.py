@@ -31,9 +31,6 @@ def timestep_rows(folder):
     return pq.read_table(folder / "lrlab" / "timesteps.parquet")
 
 
-# --- resuming --------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def whole_and_resumed(tmp_path_factory):
     """A run, and a copy of it that went on from its checkpoint at update 5, between two rows of the log."""
@@ -79,9 +76,6 @@ def test_what_follows_the_losses_did_move(whole_and_resumed):
     assert max(shares) > 1.1 * min(shares)
 
 
-# --- a learning rate for each band -----------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     return start(tmp_path_factory.mktemp("plain"), "run", "--checkpointing_steps=12", logging=1)
@@ -104,9 +98,6 @@ def test_each_update_is_done_at_the_rate_of_its_band(plain, tmp_path):
     assert factors.tolist() == TimestepLR("banded", [0.5, 2]).lr_factors(np.arange(NUM_UPDATES), 1000).tolist()
     np.testing.assert_allclose(lrs(folder), np.array(lrs(plain)) * factors, rtol=1e-12)
     assert runs.read_record(folder)["train"]["schedule_audit"]["largest_lr_deviation"] == 0
-
-
-# --- what is plain training under another name -----------------------------------------------------------------------
 
 
 def test_a_curriculum_without_strength_is_plain_training(plain, tmp_path):

@@ -107,9 +107,6 @@ def test_record_card_and_previews_have_the_classes(straight):
     assert np.load(last).shape == (30, 8, 8, 1)  # a row of three for each class
 
 
-# --- sampling and learning -------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def grey(tmp_path_factory):
     """Dark and bright images, by folder."""

@@ -34,9 +34,6 @@ def trainer_of(tmp_path, **options):
     return Trainer(plan, data, make_accelerator(plan.config), RunFolder(tmp_path / "run", is_writer=True))
 
 
-# --- its size ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("size", "num_images", "expected"),
     [
@@ -69,9 +66,6 @@ def test_what_does_not_fit_is_refused_before_data_are_read(monkeypatch, tmp_path
     options, message = REFUSED[case]
     with pytest.raises(LabError, match=message):
         run_training(TrainingConfig(**{"denoiser": "dit", "max_train_steps": 2, "output_dir": str(tmp_path), **options}))
-
-
-# --- its labels --------------------------------------------------------------------------------------------------------
 
 
 def test_in_training_labels_are_dropped_once_for_the_null_label(tmp_path):

@@ -61,9 +61,6 @@ def weights_of(checkpoint):
     return load_file(file)
 
 
-# --- nothing that is not finite is saved ------------------------------------------------------------------------------
-
-
 def command(folder, model, **more):
     more = {"eval_batch_size": 4, "distance_samples": 0, "output_dir": folder, **more}
     return [*(f"--{name}={value}" for name, value in options(model, **more).items()), "--no_preflight"]
@@ -203,9 +200,6 @@ def test_where_they_have_no_place():
         check_launch(config)
     with pytest.raises(LabError, match="skip_bad_updates, which a study sets itself"):
         read_fields({"skip_bad_updates": 3}, "base")
-
-
-# --- two processes -----------------------------------------------------------------------------------------------------
 
 
 def poison_one_process(update):

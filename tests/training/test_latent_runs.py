@@ -183,8 +183,6 @@ def test_labels_are_those_of_pixels_and_dropped_for_the_same_images(place):
     assert 0 < (torch.cat(labels) == 10).sum() < 48
 
 
-# --- what is refused ---------------------------------------------------------------------------------------------------
-
 REFUSED = [
     ({"random_flip": True}, "--random_flip True has no effect without a data set of images"),
     ({"resolution": 16}, r"--resolution 16: must be 8 for the latents .*Hint: .*lrlab data encode"),

@@ -208,9 +208,6 @@ def test_a_stream_whose_shards_changed_is_not_resumed(tmp_path, model):
         make_trainer(tmp_path / "run", model, **options).resume(checkpoint)
 
 
-# --- wrong input -----------------------------------------------------------------------------------------------------
-
-
 def test_points_on_another_scale_than_the_noise_are_told(tmp_path):
     points = 1e3 * np.random.default_rng(0).normal(size=(400, 2))
     folder = write_points(tmp_path / "data", {"x": points.tolist()})

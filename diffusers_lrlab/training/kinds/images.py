@@ -54,6 +54,7 @@ class Images(DataKind):
     results = "diffusers_lrlab.training.results:ImageResults"
     model = "diffusers:UNet2DModel"
     pipeline = "diffusers:DDPMPipeline"
+    labelled_pipeline = "diffusers_lrlab.pipelines.image:ImagePipeline"
     component = "unet"
     sampling_batch = 250
     is_bounded = True
