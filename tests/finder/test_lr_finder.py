@@ -378,25 +378,6 @@ def of_points(folder):
     return ["--dataset_name=moons", f"--model_config_name_or_path={folder / 'mlp.json'}"]
 
 
-@pytest.fixture(scope="module")
-def auto(tmp_path_factory):
-    """The finder by its script, a run that takes its rate by itself, and one that is given this rate."""
-    base = tmp_path_factory.mktemp("auto")
-    options = [*of_points(base), "--train_batch_size=64"]
-    options += ["--num_validation_images=200", "--distance_samples=200", "--eval_batch_size=50", "--ddpm_num_steps=20"]
-    options += ["--num_inference_steps=20", "--lr_scheduler=rex"]
-    status, shown, warned = started.run(FIND_LR, *options, f"--output_dir={base}/found", env=runs.environment())
-    assert status == 0, warned
-    train = [*options, "--max_train_steps=20", "--logging_steps=1", "--checkpointing_steps=10"]
-    told = started.run(runs.SCRIPT, *train, "--learning_rate=auto", f"--output_dir={base}/auto", env=runs.environment())
-    assert told[0] == 0, told[2]
-    lr = runs.read_record(base / "auto")["config"]["learning_rate"]
-    runs.run(*train, f"--learning_rate={lr!r}", f"--output_dir={base}/given")
-    runs.run(*train, f"--learning_rate={lr!r}", f"--output_dir={base}/found")
-    runs.run(*train, "--learning_rate=auto", f"--output_dir={base}/auto", "--resume_from_checkpoint=checkpoint-10")
-    return base, shown, warned, told[1], lr
-
-
 def test_a_result_is_of_its_run_alone(tmp_path):
     AcceleratorState._reset_state(reset_partial_state=True)
     find_lr_for_folder(TrainingConfig(**POINTS, output_dir=str(tmp_path)), FinderConfig(**{**QUICK, "repeats": 1}))
@@ -406,28 +387,31 @@ def test_a_result_is_of_its_run_alone(tmp_path):
 
 
 @pytest.mark.slow
-def test_auto_takes_what_the_script_finds_and_says_why(auto):
-    base, shown, warned, told, lr = auto
+def test_auto_takes_what_the_script_finds_and_trains_as_with_a_given_rate(tmp_path):
+    """Also resumed, and in a folder with the finder's result, which the card shows."""
+    options = [*of_points(tmp_path), "--train_batch_size=64", "--num_validation_images=200", "--distance_samples=200"]
+    options += ["--eval_batch_size=50", "--ddpm_num_steps=20", "--num_inference_steps=20", "--lr_scheduler=rex"]
+    status, shown, warned = started.run(FIND_LR, *options, f"--output_dir={tmp_path}/found", env=runs.environment())
+    assert status == 0, warned
     assert "and not the finder: --eval_batch_size, --distance_samples, --lr_scheduler, " in warned
-    assert json.loads((base / "found/lrlab/lr_finder.json").read_text())["learning_rate"] == lr
+    train = [*options, "--max_train_steps=20", "--logging_steps=1", "--checkpointing_steps=10"]
+    auto = [*train, "--learning_rate=auto", f"--output_dir={tmp_path}/auto"]
+    status, told, error = started.run(runs.SCRIPT, *auto, env=runs.environment())
+    assert status == 0, error
+    lr = runs.read_record(tmp_path / "auto")["config"]["learning_rate"]
+    assert json.loads((tmp_path / "found/lrlab/lr_finder.json").read_text())["learning_rate"] == lr
     assert f"Suggested learning rate: {lr:.2g} (" in shown
     assert f"Learning rate {lr:g}, as the finder suggests." in told
-    assert "a tenth of" in told
-
-
-@pytest.mark.slow
-def test_a_run_after_the_finder_is_one_without_it_and_its_card_shows_it(auto):
-    base, *_ = auto
-    names = ("auto", "given", "found")
-    assert len({(base / name / "denoiser/diffusion_pytorch_model.safetensors").read_bytes() for name in names}) == 1
-    losses = [[row["loss"] for row in runs.read_metrics(base / name)[0]] for name in names]
+    runs.run(*auto, "--resume_from_checkpoint=checkpoint-10")
+    for name in ("given", "found"):
+        runs.run(*train, f"--learning_rate={lr!r}", f"--output_dir={tmp_path / name}")
+    folders = [tmp_path / name for name in ("auto", "given", "found")]
+    assert len({(path / "denoiser/diffusion_pytorch_model.safetensors").read_bytes() for path in folders}) == 1
+    losses = [[row["loss"] for row in runs.read_metrics(path)[0]] for path in folders]
     assert losses[0] == losses[1] == losses[2]
-    for name in ("auto", "found"):
-        card = (base / name / "README.md").read_text()
-        assert "The finder's test before the run (3 times" in card
-        assert "lrlab/lr_finder.png" in card
-        assert (base / name / "lrlab/lr_finder.png").exists()
-    assert "finder" not in (base / "given/README.md").read_text()
+    cards = [(path / "README.md").read_text() for path in folders]
+    assert ["The finder's test before the run (3 times" in card for card in cards] == [True, False, True]
+    assert [(path / "lrlab/lr_finder.png").exists() for path in folders] == [True, False, True]
 
 
 @pytest.mark.slow
