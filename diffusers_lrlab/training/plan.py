@@ -28,13 +28,14 @@ from ..schedules.expected import schedule_curves
 from ..schedules.schedule import Schedule
 from .combinations import check_floor
 from .config import ResolvedConfig
-from .kinds import DataKind, kind_of
+from .kinds import DataKind, kind_of, row_for
 from .model import build_model, classes_of, model_arguments, planned_width
 from .resolve import objective_spec
 
 # Most previews and validations, and their share of the training time; cost of a pass without gradients.
 _MOST_PREVIEWS, _PREVIEW_SHARE = 4, 0.05
 _MOST_VALIDATIONS, _VALIDATION_SHARE, _FORWARD_SHARE = 20, 0.1, 1 / 3
+_SAMPLING_COSTS = {"points": 0.3}  # a step of sampling over the training of an item, measured; 0.4 for other kinds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +199,7 @@ def _num_previews(config: ResolvedConfig, kind: DataKind, layout: BatchLayout, n
     """4 if they take 5 % of the run at most."""
     if not config.evaluation:
         return 0
-    step = kind.sampling_cost * (1 if config.guidance_scale == 1 else 2)  # guidance calls the model twice
+    step = row_for(kind, _SAMPLING_COSTS, 0.4) * (1 if config.guidance_scale == 1 else 2)  # guidance calls the model twice
     cost = step * config.eval_batch_size * config.num_inference_steps
     num_trained = num_updates * layout.micro_batch * layout.accumulation  # items of each process, with repetitions
     return min(_MOST_PREVIEWS, num_updates - 1, int(_PREVIEW_SHARE * num_trained / cost))

@@ -41,7 +41,6 @@ class DataKind(ABC):
     labelled_pipeline: ClassVar[str] = ""  # that of runs with class labels, if it is another one
     component: ClassVar[str]  # the default model's name in the pipeline, and so the folder of its weights
     sampling_batch: ClassVar[int]  # samples per pass of the pipeline
-    sampling_cost: ClassVar[float] = 0.4  # of a step of sampling, over that of the training of an item; measured
     num_train_timesteps: ClassVar[int] = 1000  # default of the objective's parameter num_steps
     is_bounded: ClassVar[bool]  # whether values lie in [-1, 1], where samples are kept too
     has_neighbours: ClassVar[bool]  # whether values have neighbours, as pixels do, that noise may be correlated over

@@ -40,7 +40,6 @@ class Points(DataKind):
     pipeline = "diffusers_lrlab.pipelines.point_ddpm:PointDDPMPipeline"
     component = "denoiser"
     sampling_batch = 1_000_000
-    sampling_cost = 0.3
     num_train_timesteps = 100
     is_bounded = False
     has_neighbours = False
