@@ -140,17 +140,12 @@ def _warnings(plan: Plan) -> list[str]:
     if not plan.schedule.follows_metric:
         start = config.start_momentum
         warnings.append(double_decay(plan.schedule, plan.learning_rate, start, plan.warmup_updates, plan.num_updates))
-    return [warning for warning in [*warnings, slow_precision(config.mixed_precision)] if warning]
-
-
-def slow_precision(precision: str | None) -> str | None:
-    """A warning about bfloat16 on a CPU that has no instructions for it, else `None`."""
-    if precision != "bf16" or torch.accelerator.is_available() or cpu_computes_in_bf16():
-        return None
-    return (
-        "--mixed_precision bf16 is several times slower than float32 on this CPU, which has no instructions for it "
-        "(AVX512_BF16 or AMX). Use --mixed_precision no."
-    )
+    if config.mixed_precision == "bf16" and not torch.accelerator.is_available() and not cpu_computes_in_bf16():
+        warnings.append(
+            "--mixed_precision bf16 is several times slower than float32 on this CPU, which has no instructions for it "
+            "(AVX512_BF16 or AMX). Use --mixed_precision no."
+        )
+    return [warning for warning in warnings if warning]
 
 
 def _per_update_in_words(plan: Plan) -> str:

@@ -93,7 +93,7 @@ class RunFolder:
                 continue
             with atomic_folder(self.path / SNAPSHOTS / snapshot.name) as temporary:
                 shutil.copytree(snapshot, temporary, dirs_exist_ok=True)
-        rows = source.read_metrics()  # of which the checkpoint comes after these:
+        rows = source.read_metrics()  # and of these, those that were written before the checkpoint
         rows = [row for row in rows if row["update"] < update or (row["update"] == update and "validation_loss" in row)]
         if len(rows) != num_rows:
             warn(

@@ -45,8 +45,6 @@ class DataKind(ABC):
     is_bounded: ClassVar[bool]  # whether values lie in [-1, 1], where samples are kept too
     has_neighbours: ClassVar[bool]  # whether values have neighbours, as pixels do, that noise may be correlated over
 
-    # --- options -----------------------------------------------------------------------------------------------------
-
     @abstractmethod
     def defaults(self, config: TrainingConfig) -> dict[str, Any]:
         """
@@ -61,16 +59,12 @@ class DataKind(ABC):
         """
         return None
 
-    # --- data --------------------------------------------------------------------------------------------------------
-
     @abstractmethod
     def load_data(self, config: ResolvedConfig, num_processes: int) -> TrainingData: ...
 
     def evaluation_batch(self, layout: BatchLayout) -> int:
         """Items per pass of the validation loss."""
         return layout.micro_batch
-
-    # --- model -------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def data_arguments(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
@@ -83,8 +77,6 @@ class DataKind(ABC):
     def check_model_config(self, config: ResolvedConfig, given: dict[str, Any] | None) -> dict[str, Any] | None:
         """The configuration given for the default model, if any, checked and completed without data."""
         return given
-
-    # --- pipeline ----------------------------------------------------------------------------------------------------
 
     def pipeline_parts(self, config: ResolvedConfig) -> dict[str, Any]:
         """
