@@ -109,7 +109,6 @@ def test_a_quick_try_draws_and_measures_no_samples(tmp_path, model):
     assert not (tmp_path / "run/lrlab/samples").exists()
 
 
-@pytest.mark.slow
 def test_the_card_shows_figures_beside_their_floors_and_its_examples_run(finished, tmp_path):
     folder, _ = finished
     card, results = (folder / "README.md").read_text(), runs.read_record(folder)["train"]["results"]
