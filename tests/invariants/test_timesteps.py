@@ -8,8 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 import runs
 import torch
-from continued_runs import assert_same, assert_same_end, load_state
+from continued_runs import assert_same_end, load_state
 from safetensors.torch import load_file
+from trainer_states import assert_same
 
 from diffusers_lrlab.timesteps.bands import TimestepLR
 

@@ -8,7 +8,8 @@ import helpers
 import numpy as np
 import pytest
 import torch
-from continued_runs import assert_same, load_state
+from continued_runs import load_state
+from trainer_states import assert_same
 
 from diffusers_lrlab.averaging.averages import EMA
 from diffusers_lrlab.averaging.forms import EMAForm
