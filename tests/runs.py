@@ -96,6 +96,13 @@ def read_metrics(folder):
     return [row for row in rows if "loss" in row], [row for row in rows if "validation_loss" in row]
 
 
+def read_weights(folder):
+    """The weights of a model that was saved into a folder."""
+    from safetensors.torch import load_file
+
+    return load_file(folder / "diffusion_pytorch_model.safetensors")
+
+
 def read_record(folder):
     """A run's `run.json`."""
     return json.loads((Path(folder) / "lrlab" / "run.json").read_text())

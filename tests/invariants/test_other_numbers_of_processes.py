@@ -5,7 +5,6 @@ import json
 import pytest
 import runs
 import torch
-from safetensors.torch import load_file
 
 ARGUMENTS = """--dataset_name=moons --max_train_steps=12 --checkpointing_steps=4 --checkpoints_total_limit=0
     --logging_steps=1 --num_validation_images=0 --eval_batch_size=4 --distance_samples=0 --ddpm_num_steps=20
@@ -24,10 +23,6 @@ def in_float64():
     trainer.to_device = lambda batch, device: to_device(batch, device).map(torch.Tensor.double)
 
 
-def weights_of(folder, name):
-    return load_file(folder / "checkpoint-12" / name / "diffusion_pytorch_model.safetensors")
-
-
 @pytest.mark.slow
 def test_four_then_two_then_one_process(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
@@ -44,8 +39,8 @@ def test_four_then_two_then_one_process(tmp_path):
     train(fewer, 1, "--resume_from_checkpoint=checkpoint-8", *halves)
     assert [len(runs.read_record(fewer)["run"]["starts"]), runs.read_record(fewer)["train"]["num_processes"]] == [3, 1]
     for name in ("denoiser", "denoiser_ema"):
-        expected, found = weights_of(alone, name), weights_of(fewer, name)
-        start = load_file(alone / "checkpoint-4" / name / "diffusion_pytorch_model.safetensors")
+        expected, found = (runs.read_weights(folder / "checkpoint-12" / name) for folder in (alone, fewer))
+        start = runs.read_weights(alone / "checkpoint-4" / name)
         assert expected.keys() == found.keys()
         for key, value in expected.items():
             assert found[key].dtype == torch.float64

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import runs
 import torch
-from safetensors.torch import load_file
 from tables import cases
 
 from diffusers_lrlab import PointDDPMPipeline, TrainingConfig, extend, train
@@ -17,7 +16,6 @@ from diffusers_lrlab.hub.contents import contents_of
 from diffusers_lrlab.run.check import check_folder
 
 FIXTURE = Path(__file__).parents[1] / "compatibility" / "v0.1.0" / "run"
-NAME = "diffusion_pytorch_model.safetensors"
 SMALL = {"_class_name": "MLPDenoiser", "hidden_size": 16, "num_layers": 1, "embedding_size": 8}
 POINTS = {"dataset_name": "moons", "max_train_steps": 96, "train_batch_size": 64, "learning_rate": 1e-2}
 POINTS |= {"num_validation_images": 256, "distance_samples": 64, "num_inference_steps": 3, "ddpm_num_steps": 20}
@@ -42,7 +40,7 @@ def copy(run, tmp_path):
 
 
 def weights(folder, component="denoiser"):
-    return load_file(folder / component / NAME)
+    return runs.read_weights(folder / component)
 
 
 def distance(one, other):

@@ -7,7 +7,6 @@ import pytest
 import runs
 import torch
 from accelerate.state import AcceleratorState
-from safetensors.torch import load_file
 from trainer_states import assert_same, state_of
 
 from diffusers_lrlab import TrainingConfig
@@ -41,7 +40,7 @@ def test_a_compiled_run_has_plain_keys_and_is_resumed_by_compiled_ones_alone(tmp
     trainer = make_trainer(tmp_path)
     assert type(trainer.run.model).__name__ == "MLPDenoiser"
     checkpoint = trainer.save()
-    saved = load_file(checkpoint / "denoiser" / "diffusion_pytorch_model.safetensors")
+    saved = runs.read_weights(checkpoint / "denoiser")
     assert {*saved} == {*type(trainer.run.model)(**trainer.run.plan.model_config).state_dict()}
     again = make_trainer(tmp_path)
     for parameter in again.run.model.parameters():

@@ -149,12 +149,8 @@ def test_the_log(finished):
 
 
 def test_the_saved_weights_are_the_averaged_ones(finished):
-    from safetensors.torch import load_file
-
-    name = "diffusion_pytorch_model.safetensors"
-    saved, raw, averaged = (
-        load_file(finished / part / name) for part in ("unet", "checkpoint-4/unet", "checkpoint-4/unet_ema")
-    )
+    parts = ("unet", "checkpoint-4/unet", "checkpoint-4/unet_ema")
+    saved, raw, averaged = (runs.read_weights(finished / part) for part in parts)
     assert all(torch.equal(saved[key], averaged[key]) for key in saved)
     assert not all(torch.equal(saved[key], raw[key]) for key in saved)
 
