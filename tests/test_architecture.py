@@ -73,9 +73,6 @@ class Vectors(DataKind):
 
 
 class VectorResults(Results):
-    def as_pictures(self, run, samples):
-        return np.zeros((1, 4, 4, 3), np.uint8)
-
     def draw(self, run, samples, lab):
         (lab / "samples.txt").write_text(str(samples.shape))
 

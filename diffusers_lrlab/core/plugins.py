@@ -30,7 +30,6 @@ ENTRY_POINTS = "diffusers_lrlab.plugins"
 _PACKAGE = __name__.partition(".")[0]
 _loaded: dict[str, dict[str, str]] = {}  # by path or module, as given to --import
 _packages: dict[str, str] = {}
-_roots = {_PACKAGE}  # top-level packages that are always importable, or loaded here
 _registering: set[str] = set()  # top-level names of foreign modules that register something
 _titles: dict[type, str | None] = {}  # by class: what errors call objects that registered code made; None if not foreign
 _installed = False
@@ -51,7 +50,6 @@ def load_plugins(names: str | None) -> None:
         if key not in _loaded:
             with failures_located(f"--import {name}"):
                 module = _run_file(Path(name)) if is_file else _run_module(name)
-            _roots.add(module.__name__.partition(".")[0])
             source = Path(module.__file__).read_bytes() if module.__file__ else b""
             _loaded[key] = {"name": name, "sha256": hashlib.sha256(source).hexdigest()}
 
@@ -66,11 +64,6 @@ def plugin_packages() -> dict[str, str]:
     return dict(_packages)
 
 
-def is_found_again(module: str) -> bool:
-    """Whether another process can import this module: one of this package, of `--import` or of an installed plug-in."""
-    return module.partition(".")[0] in _roots
-
-
 def load_installed_plugins() -> None:
     """Loads the plug-ins of installed packages, once; one that fails is skipped with a warning."""
     global _installed
@@ -79,7 +72,6 @@ def load_installed_plugins() -> None:
     _installed = True  # first, since plug-ins may look names up
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
-            _roots.add(entry.module.partition(".")[0])
             entry.load()
             if entry.dist is not None:
                 _packages[entry.dist.name] = entry.dist.version

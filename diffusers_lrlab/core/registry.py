@@ -28,7 +28,6 @@ class Entry:
     common: tuple[Parameter, ...]  # shared by all entries of the registry
     traits: frozenset[str]  # out of those of the registry
     facts: Mapping[str, Any]  # figures, such as an optimizer's state in bytes
-    module: str | None  # of the factory
     is_foreign: bool  # registered by other code than this package's
     registry: "Registry" = field(repr=False, compare=False)
 
@@ -154,8 +153,7 @@ class Registry(dict[str, Entry]):
                 parameter.check_fields()
             own = {parameter.name for parameter in parameters}
             common = tuple(p for p in self.common if p.name not in own and p.name not in without)
-            module = getattr(factory, "__module__", None)
-            about = (description, source, parameters, common, frozenset(traits), facts or {}, module, is_foreign)
+            about = (description, source, parameters, common, frozenset(traits), facts or {}, is_foreign)
             self[name] = Entry(name, factory, *about, self)
             self._aliases.update(dict.fromkeys(aliases, name))
             return factory

@@ -215,4 +215,4 @@ def explain(script: HostScript) -> str:
             found = f"not here: {reason}"
         lines.append(f"  {option:<{width}}  {found}")
     faults = [f"  {fault.text}" for fault in find_faults(script)]
-    return "\n".join([*lines, "By itself, this script", *(faults or ["  has no known fault"])])
+    return "\n".join([*lines, "By itself, this script", *(faults or ["  has no known fault in its schedule"])])

@@ -1,29 +1,22 @@
 """The ways into the training program: scripts, `lrlab`, modules and Python; and what the record says of the one taken."""
 
 import dataclasses
-import json
 import re
-import shlex
 import subprocess
 import sys
-from unittest.mock import MagicMock
 
 import pytest
 import runs
 import started
-from published import run_folder
 from registrations import restored
 
-from diffusers_lrlab import LabError, TrainingConfig, register_schedule, train
+from diffusers_lrlab import LabError, TrainingConfig, train
 from diffusers_lrlab.cli import main as cli
 from diffusers_lrlab.core import plugins
-from diffusers_lrlab.hub.card import write_model_card
-from diffusers_lrlab.run.record import start_record
-from diffusers_lrlab.schedules.registries import SCHEDULERS
 from diffusers_lrlab.study.spec.expansion import expand
 from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.training.arguments import parse_arguments
-from diffusers_lrlab.training.config import as_call, as_command, program_registrations
+from diffusers_lrlab.training.config import as_call
 
 SCHEDULE = """
 from diffusers_lrlab.schedules.registries import SCHEDULERS
@@ -86,15 +79,13 @@ def test_a_run_from_python_shows_how_to_repeat_it(tmp_path, quick):
     config = parse_arguments([*quick, f"--output_dir={folder}", "--lr_scheduler=rex:d=0.8"], "")
     train(config)
     record, card = runs.read_record(folder), (folder / "README.md").read_text()
-    assert record["run"]["call"] in card
-    assert record["run"]["command"].startswith("lrlab train --")
-    assert record["run"]["program_registrations"] == []
+    assert record["run"]["command"] == record["run"]["call"] == as_call(config)
+    assert "their code is not in this record" in card
+    assert "```bash" not in card
     block = re.search(r"```python\n(from diffusers_lrlab import TrainingConfig.*?)```", card, re.DOTALL)[1]
     made = []
     exec(block.replace("import TrainingConfig, train", "import TrainingConfig"), {"train": made.append})
     assert made == [config]
-    command = re.search(r"^(lrlab train --.*)\n```", card, re.MULTILINE)[1]
-    assert parse_arguments(shlex.split(command)[2:], "") == config
 
 
 @pytest.mark.parametrize(
@@ -106,48 +97,10 @@ def test_a_run_from_python_shows_how_to_repeat_it(tmp_path, quick):
         TrainingConfig(dataset_name="it's a folder", output_dir="a b", hub_token="hf_secret", push_to_hub=True),
     ],
 )
-def test_command_and_call_ask_for_the_same(config):
+def test_a_call_asks_for_the_same_without_the_token(config):
     without_token = dataclasses.replace(config, hub_token=None)
-    typed = parse_arguments(shlex.split(as_command(config))[2:], "")  # mappings are text there
-    if isinstance(typed.lr_scheduler_kwargs, str):
-        typed = dataclasses.replace(typed, lr_scheduler_kwargs=json.loads(typed.lr_scheduler_kwargs))
-    assert typed == without_token
     assert eval(as_call(config), {"train": lambda config: config, "TrainingConfig": TrainingConfig}) == without_token
-    assert "hf_secret" not in as_command(config) + as_call(config)
-
-
-@pytest.fixture
-def falls_here():
-    """A schedule that a program registers by itself, without `--import`."""
-    name = "falls_here_only"
-    with restored(SCHEDULERS):
-        register_schedule(name, description="falls", source="a test")(lambda progress: 1 - progress.fraction)
-        yield name
-
-
-def test_names_of_a_program_are_found_wherever_they_are_used(falls_here):
-    for spec in (falls_here, f"join:parts=[constant|{falls_here}],at=[0.5]"):
-        assert program_registrations(TrainingConfig(lr_scheduler=spec)) == [falls_here]
-    assert program_registrations(TrainingConfig(lr_scheduler="cosine", output_dir=falls_here)) == []
-
-
-def test_no_command_is_shown_that_lacks_the_programs_own_code(tmp_path, falls_here):
-    """`lrlab train` does not know a name that only somebody's program has registered."""
-    config = TrainingConfig(lr_scheduler=falls_here)
-    run = start_record(config, MagicMock(), MagicMock(), {})["run"]
-    assert run["command"] == run["call"] == as_call(config)
-    assert run["program_registrations"] == [falls_here]
-    folder = run_folder(tmp_path / "run", megabytes=0)
-    file = folder / "lrlab" / "run.json"
-    record = json.loads(file.read_text())
-    record["run"] |= {name: run[name] for name in ("command", "call", "program_registrations")}
-    record["train"] |= {"data_shape": "8 x 8, 1 channel"}
-    file.write_text(json.dumps(record))
-    write_model_card(folder, record)
-    card = (folder / "README.md").read_text()
-    assert as_call(config) in card
-    assert f"registered `{falls_here}` itself" in card
-    assert "```bash" not in card
+    assert "hf_secret" not in as_call(config)
 
 
 @pytest.mark.slow

@@ -70,10 +70,6 @@ class HostScript:
         """Whether a variable of this name is assigned anywhere."""
         return any(node.id == name and isinstance(node.ctx, ast.Store) for node in self.nodes(ast.Name))
 
-    def values(self, name: str) -> list[str]:
-        """The expressions that are assigned to a variable of this name."""
-        return [ast.unparse(node.value) for node in self.nodes(ast.Assign) if name in map(ast.unparse, node.targets)]
-
     def mentions(self, name: str) -> bool:
         """Whether an attribute of this name is used anywhere."""
         return any(node.attr == name for node in self.nodes(ast.Attribute))
@@ -174,9 +170,8 @@ class Fault(NamedTuple):
 
 
 def find_faults(script: HostScript) -> list[Fault]:
-    found = [_schedule_fault(script, call) for call in script.schedule_calls]
-    found += [_resume_fault(script), _weight_fault(script), _clip_fault(script)]
-    return [fault for fault in found if fault is not None]
+    """Those of its schedules."""
+    return [fault for call in script.schedule_calls if (fault := _schedule_fault(script, call)) is not None]
 
 
 def _schedule_fault(script: HostScript, call: ast.Call) -> Fault | None:
@@ -210,36 +205,3 @@ def _length_fault(script: HostScript, warmup: str, length: str) -> tuple[str, ..
     if "num_processes" in length:
         return "LR: epochs", "by epochs, without --max_train_steps, too long by the number of processes"
     return ("LR: processes", "correct only in one process") if length and not splits else None
-
-
-def _resume_fault(script: HostScript) -> Fault | None:
-    if not script.mentions("resume_from_checkpoint") and not script.calls("load_state"):
-        return Fault("no resume", "cannot resume from a checkpoint, unless a module of its own does so.")
-    if script.assigns("resume_step") or script.calls("skip_first_batches"):
-        return None
-    text = "rereads an epoch's data from the beginning when it resumes in mid-epoch."
-    return Fault("resume: data", text)
-
-
-def _weight_fault(script: HostScript) -> Fault | None:
-    sums = [node for node in script.nodes(ast.BinOp) if ast.unparse(node) == "base_weight + 1"]
-    if not sums:
-        return None
-    return Fault(
-        "weights",
-        f"uses the weight min(SNR, gamma) / SNR + 1 (line {sums[0].lineno}) with --snr_gamma and a model that predicts "
-        "velocity, instead of min(SNR, gamma) / (SNR + 1). Use --loss_weighting min_snr instead of --snr_gamma.",
-    )
-
-
-def _clip_fault(script: HostScript) -> Fault | None:
-    """The iterator of `filter` or `map` can be read once, and the optimizer reads it first."""
-    calls = [call for call in script.calls("clip_grad_norm_") if call.args]
-    names = {ast.unparse(call.args[0]) for call in calls}
-    names |= {value for name in names for value in script.values(name)}  # params_to_clip = lora_layers
-    for name in sorted(names):
-        makers = {value.split("(")[0] for value in script.values(name)}
-        if makers and makers <= {"filter", "map"}:
-            reason = f"{name} is a {min(makers)}(), already consumed by its optimizer, so --max_grad_norm has no effect"
-            return Fault("clipping", f"clips no gradient ({lines_of(calls)}): {reason}. Make it a list.")
-    return None
