@@ -118,7 +118,7 @@ def plot_timesteps(table: pa.Table, path: Path) -> None:
         "grad_norm": "gradient norm at fixed probes",
         "grad_noise_scale": "gradient noise scale, in images",
     }
-    figure = new_figure(7.2, 2.2 * len(pairs), dpi=130)
+    figure = new_figure(7.2, 2.2 * len(pairs), dpi=130, layout="tight")
     panels = figure.subplots(len(pairs), 2, squeeze=False)
     for axes, key in zip(panels.flatten(), (key for pair in pairs for key in pair), strict=True):
         if not rows.has(key):
