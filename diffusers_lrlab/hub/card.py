@@ -83,8 +83,6 @@ CARD_SECTIONS: dict[str, CardSection] = {
         without_package=_WITHOUT_PACKAGE,
         plots="""
 ![From noise to data](lrlab/trajectory.png)
-
-![Points on their way from noise to data](lrlab/sampling.gif)
 """,
     ),
 }

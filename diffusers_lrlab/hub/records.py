@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError
-from ..core.files import is_plain_name
 from ..core.manifest import refuse_damaged
 from ..core.options import names_where
-from ..training.record_schema import is_number, no_number, read_checked, read_json, small
+from ..training.record_schema import is_number, no_number, read_checked, small
 from ..training.run_folder import RECORD
 
 _COLUMNS = ("lr", "lr_hidden", "beta1", "loss", "validation_loss", "validation_loss_ema", "grad_norm")
@@ -84,37 +83,3 @@ def recorded_options(
     start = record["train"].get("started_from", {})
     read = {"pretrained_model_name_or_path": f"{start['name_or_path']}@{start['commit']}"} if start.get("commit") else {}
     return options | read
-
-
-def check_pipeline(folder: Path) -> None:
-    """Raises a `LabError` unless all parts of a pipeline have readable configurations and weights."""
-    index = read_json(folder / "model_index.json")
-    if not isinstance(index, dict):
-        raise LabError(f"{str(folder / 'model_index.json')!r} is not the index of a pipeline.")
-    for name, value in index.items():
-        if isinstance(value, list) and any(value):
-            if not is_plain_name(name):
-                raise LabError(f"{str(folder / 'model_index.json')!r} names {name!r}, which is not a folder beside it.")
-            _check_part(folder / name)
-
-
-def _check_part(part: Path) -> None:
-    from safetensors import SafetensorError, safe_open
-
-    configurations = {file.name: read_json(file) for file in sorted(part.glob("*.json"))}
-    if not configurations:
-        raise LabError(f"{str(part)!r} is missing, or has no configuration.")
-    weights = {file.name for file in part.glob("*.safetensors")}
-    for name, index in configurations.items():
-        shards = index.get("weight_map") if isinstance(index, dict) else None
-        if name.endswith(".index.json") and not (isinstance(shards, dict) and weights.issuperset(map(str, shards.values()))):
-            raise LabError(f"Weights that {str(part / name)!r} names are missing.")
-    # A model has weights, a scheduler has none: diffusers names their configurations differently.
-    if "config.json" in configurations and not weights:
-        raise LabError(f"{str(part)!r} has no weights (*.safetensors).")
-    for name in weights:
-        try:
-            with safe_open(part / name, "np"):  # reads the header, which has the size of the rest
-                pass
-        except SafetensorError as error:
-            raise LabError(f"{str(part / name)!r} is damaged ({error}).") from None
