@@ -1,7 +1,6 @@
-"""The files of a run that others read: its record, log, options and pipeline. They are untrusted input and checked first."""
+"""The record of a run and the options in it, which are untrusted input and checked first."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,9 @@ from typing import Any
 from ..core.errors import LabError
 from ..core.manifest import refuse_damaged
 from ..core.options import names_where
-from ..training.record_schema import is_number, no_number, read_checked, small
+from ..training.record_schema import read_checked
 from ..training.run_folder import RECORD
 
-_COLUMNS = ("lr", "lr_hidden", "beta1", "loss", "validation_loss", "validation_loss_ema", "grad_norm")
 # Values of options that have left and asked for what is done now.
 _ALWAYS = {"decoding": "float", "on_divergence": "stop", "base_batch_size": 64, "ema_update_every": 1}
 
@@ -29,24 +27,6 @@ def read_record(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         raise LabError(f"{str(folder)!r} holds no record of a run (lrlab/run.json). Give the folder of a run.")
     return read_checked(file)
-
-
-def read_log(folder: Path) -> list[dict[str, Any]]:
-    """The rows of `lrlab/metrics.jsonl`, none without a log; raises a `LabError` for an invalid row."""
-    file = folder / "lrlab" / "metrics.jsonl"
-    if not file.is_file():
-        return []
-    rows = []
-    for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
-        try:
-            row = json.loads(line, parse_constant=no_number, parse_int=small)
-            good = type(row["update"]) is int and all(is_number(row[name]) for name in _COLUMNS if name in row)
-        except (ValueError, KeyError, TypeError, RecursionError):
-            good = False
-        if not good:
-            raise LabError(f"Line {number} of {str(file)!r} is not a row of a log.")
-        rows.append(row)
-    return rows
 
 
 def recorded_options(
