@@ -87,16 +87,6 @@ def test_the_global_batch_does_not_depend_on_the_layout(make_data, layout):
     assert global_batches(make_data, *layout, updates) == global_batches(make_data, *LAYOUTS[0], updates)
 
 
-@given(processes=st.integers(1, 5), accumulation=st.integers(1, 5), micro_batch=st.integers(1, 9), update=st.integers(0, 50))
-def test_layouts_share_out_the_numbers_of_an_update(processes, accumulation, micro_batch, update):
-    layouts = [BatchLayout(micro_batch, accumulation, processes, rank) for rank in range(processes)]
-    size = processes * accumulation * micro_batch
-    assert all(layout.global_batch == size for layout in layouts)
-    assert all(len(layout.positions()) == accumulation for layout in layouts)
-    numbers = [number for layout in layouts for number in layout.image_numbers(update)]
-    assert sorted(numbers) == list(range(update * size, (update + 1) * size))
-
-
 @cases("start", [0, 1, 4, 8])
 def test_a_resumed_run_sees_the_same_batches(make_data, start):
     layout = BatchLayout(2, accumulation=2, num_processes=2, rank=1)
