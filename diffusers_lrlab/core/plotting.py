@@ -1,7 +1,7 @@
 """Common parts of all plots: palette, figures without a display, plain axes."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from .environment import require_extra
 from .files import atomic_file
@@ -12,7 +12,7 @@ BLUE, ORANGE, GREEN, GREY, DARK = *COLORS[:3], "#999999", "#555555"
 # No plot is wider than 7.2 inches or has text below 8 points, so that it can be read in a column of text.
 
 
-def new_figure(width: float, height: float, dpi: int, layout: str = "constrained") -> Any:
+def new_figure(width: float, height: float, dpi: int, layout: Literal["constrained", "tight"] = "constrained") -> Any:
     """A figure that needs no display; sizes in inches. The layout "tight" takes half the time, without a legend outside."""
     require_extra("plots", "Plotting", ["matplotlib"])
     from matplotlib.backends.backend_agg import FigureCanvasAgg
