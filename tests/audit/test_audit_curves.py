@@ -101,20 +101,13 @@ AHEAD = {
     "chained": "o = adam(); s = ChainedScheduler([LinearLR(o, 0.1), StepLR(o, 20)], o); train(o, step=s.step)",
 }
 REPLACED = """
-from diffusers_lrlab.diffusers_plugin.host.driven_optimizer import DrivenOptimizer
+from diffusers_lrlab.diffusers_plugin.hooks.clock import HostClock
+from diffusers_lrlab.diffusers_plugin.hooks.lr_scheduler import LrSchedulerHook
 from diffusers_lrlab.diffusers_plugin.host.run import HostRun
 from diffusers_lrlab.schedules.schedule import resolve_schedule
 run = HostRun(); run.install()
-o = adam(); driven = DrivenOptimizer(o, resolve_schedule('rex'), run, False)
-rates = driven.rates(); s = get_scheduler('linear', o, 20, 160)
-driven.add(s); driven.put_back(rates)
-def step():
-    rates = driven.rates(); s.step(); driven.note_scheduler_step(s); driven.put_back(rates)
-def before():
-    driven.curve or driven.drive(0, 40)
-    driven.before_step()
-run.steps.after.append(lambda _: driven.after_step())
-train(o, 40, accumulation=4, micro_step=step, before_step=before)
+LrSchedulerHook(HostClock(run, False, False, 40), resolve_schedule('rex'), 0).install()
+o = adam(); s = get_scheduler('linear', o, 20, 160); train(o, 40, accumulation=4, micro_step=s.step)
 run.patches.close()
 """
 

@@ -7,7 +7,6 @@ import pytest
 from audit_programs import audits_of_all, names_of
 
 from diffusers_lrlab.audit import result, run
-from diffusers_lrlab.audit.evidence import AuditedOptimizer, AuditedProcess
 from diffusers_lrlab.audit.report import lines_of, plot_audit
 from diffusers_lrlab.audit.result import Expectation, make_audit
 from diffusers_lrlab.audit.run import AuditOptions, as_json
@@ -84,17 +83,6 @@ def test_a_diagnosis_that_fails_costs_one_line(audits, monkeypatch):
     audit = make_audit([], 0, audits["late"].processes, None)
     assert lines_of(audit)[2:] == ["Note: The diagnosis `broken` failed: ZeroDivisionError: float division by zero."]
     assert as_json(audit)["optimizers"][0]["findings"][0]["name"] == "broken"
-
-
-@pytest.mark.parametrize("positions", [[-1, *[0] * 29], [-29 + n for n in range(30)]])
-def test_a_scheduler_whose_position_does_not_count_is_reported(positions):
-    """As that of a trainer which goes on after an error of its scheduler."""
-    rows = [{"lr": 1e-3 * (1 - n / 60), "s": position, "groups": 1} for n, position in enumerate(positions)]
-    optimizer = AuditedOptimizer(0, group_sizes=[1], rows=rows, scheduler={"name": "LR", "length": 60, "warmup": None})
-    process = AuditedProcess(optimizers={0: optimizer}, end={"error": None})
-    audit = make_audit([], 0, [process], None)
-    assert not any("failed" in line for line in lines_of(audit))
-    assert lines_of(audit)[0].startswith("LR audit: optimizer (LR), 30 updates")
 
 
 @pytest.mark.pictures

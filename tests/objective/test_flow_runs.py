@@ -57,20 +57,13 @@ def test_it_is_trained_evaluated_carded_loaded_and_resumes_only_itself(tiny, tmp
             train(TrainingConfig(**options, **other, resume_from_checkpoint="checkpoint-10"))
 
 
-def study_of(tiny):
-    arms = {
-        "ddpm": {},
-        "flow": {"objective": "flow_matching"},
-        "shifted": {"objective": "flow_matching:shift=3"},
-        "other": {"lr_scheduler": "rex"},
-    }
-    base = {name: value for name, value in tiny.items() if name not in ("dataset_name", "eval_batch_size")}
-    keys = {"base": base, "arms": arms, "datasets": ["line"], "seeds": 1, "metrics": ["energy_distance", "exact_kl"]}
-    return load_spec({"title": "Objectives", **keys, "evaluation_points": 2})
-
-
 def test_a_stack_has_one_objective(tiny, tmp_path):
-    stacks = split_into_stacks(expand(study_of(tiny)), StudyContext(StudyFolder(tmp_path / "study"), 8))
+    arms = {"flow": {"objective": "flow_matching"}, "shifted": {"objective": "flow_matching:shift=3"}}
+    arms = {"ddpm": {}, **arms, "other": {"lr_scheduler": "rex"}}
+    base = {name: value for name, value in tiny.items() if name not in ("dataset_name", "eval_batch_size")}
+    study = {"title": "Objectives", "base": base, "arms": arms, "datasets": ["line"], "seeds": 1, "evaluation_points": 2}
+    runs = expand(load_spec(study | {"metrics": ["energy_distance"]}))
+    stacks = split_into_stacks(runs, StudyContext(StudyFolder(tmp_path / "study"), 8))
     assert [[run.arm for run in stack] for stack in stacks] == [["ddpm", "other"], ["flow"], ["shifted"]]
 
 

@@ -10,7 +10,6 @@ import torch
 from tables import cases
 
 from diffusers_lrlab import LabError, TrainingConfig, get_optimizer
-from diffusers_lrlab.core.registry import Parameter
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.optimizers.timescales import (
     DecayTimescale,
@@ -119,20 +118,6 @@ def test_without_them_records_stay_as_they_were():
     given = OPTIMIZERS["adamw"].resolve({"tau": 1e6, "beta2_half_life": 5000})
     assert given == {"beta1": 0.9, "eps": 1e-8, "tau": 1e6, "beta2_half_life": 5000.0}
     assert OPTIMIZERS["adamw"].resolve(given) == given
-
-
-def test_optimizers_of_others_may_have_such_names():
-    taken = {}
-
-    def make(params, lr, tau, beta2_half_life):
-        taken.update(tau=tau, beta2_half_life=beta2_half_life)
-        return torch.optim.SGD(params, lr)
-
-    own = (Parameter("tau", float, 0.5, "a time"), Parameter("beta2_half_life", float, None, "another one"))
-    with OPTIMIZERS.temporarily():
-        OPTIMIZERS.register("own", description="a test's", source="a test", parameters=own)(make)
-        get_optimizer("own:beta2_half_life=3", parameters(), 1e-3)
-    assert taken == {"tau": 0.5, "beta2_half_life": 3.0}
 
 
 @cases(

@@ -9,9 +9,7 @@ import pytest
 import runs
 import started
 import torch
-from diffusers.training_utils import EMAModel
 from PIL import Image
-from tables import cases
 from trainer_states import assert_same, state_of
 
 from diffusers_lrlab import TrainingConfig
@@ -195,15 +193,6 @@ def test_an_image_that_cannot_be_read_ends_no_check(tmp_path):
 def test_streams_are_checked_by_what_is_held_out(tmp_path):
     options = with_images(tmp_path, lambda n: noise(n) % 2) | {"streaming": True, "num_validation_images": 12}
     assert "values from -1 to -0.992" in run_checks(make_trainer(tmp_path, **options))["value_range"]
-
-
-@cases(("power", "every", "start"), [(0.75, 1, 0), (2 / 3, 10, 100), (3.0, 3, 7)])
-def test_decays_are_diffusers_own(power, every, start):
-    spec = f"warmup_power:power={power},max_decay=0.99,update_every={every},start_update={start}"
-    config = resolve_config(TrainingConfig(ema=spec))
-    ema = EMAModel([], 0.99, use_ema_warmup=True, power=power, update_after_step=start)
-    expected = [1.0 if (update + 1) % every else ema.get_decay(update + 1) for update in range(300)]
-    np.testing.assert_allclose(config.ema_form.decays(300), expected)
 
 
 @pytest.mark.slow

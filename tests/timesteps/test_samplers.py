@@ -183,8 +183,6 @@ EXPECTED = {
     "cosine_map": (by_integral(lambda u: 2 / (np.pi - 2 * np.pi * u + 2 * np.pi * u**2)), 1e-5),
     "truncated_normal:mean=0.2": (stats.norm.pdf(CENTRE, 0.2, 0.25) / stats.norm.pdf(CENTRE, 0.2, 0.25).sum(), 1e-12),
     "beta:alpha=0.85": (np.diff(stats.beta.cdf(np.arange(51) / 50, 0.85, 1)), 1e-12),
-    "edm_log_normal": (by_nearest(stats.norm(-1.2, 1.2).cdf, LOG_SIGMA), 1e-12),
-    "laplace:mean=2": (by_nearest(stats.laplace(2, 0.5).cdf, -2 * LOG_SIGMA[::-1])[::-1], 1e-12),
     "piecewise:densities=[1|3],low=-3,high=-1": (by_nearest(QUARTER_AND_REST, LOG_SIGMA), 1e-12),
     "speed:k=2": (np.array([2.0] * 35 + [1.0] * 15) / 85, 1e-12),
     "range:low=0.1,high=0.5": (np.array([0] * 5 + [1 / 20] * 20 + [0] * 25), 1e-15),

@@ -61,17 +61,6 @@ def test_errors_come_before_data_are_read(broken_data, tmp_path, name):
         assert {path.name for path in tmp_path.iterdir()} == {"images"}
 
 
-@cases(
-    ("option", "name"),
-    [("timestep_sampler", "clts"), ("loss_weighting", "min_snr"), ("timestep_lr", "banded"), ("noise", "pyramid")],
-)
-def test_a_letter_too_many_and_an_unknown_parameter_are_noticed(broken_data, option, name):
-    with pytest.raises(LabError, match=f"'{name}x'. Did you mean '{name}'?"):
-        resolve_config(parse_arguments([*broken_data, f"--{option}={name}x"], ""))
-    with pytest.raises(LabError, match=f"'{name}' does not take 'zzz'"):
-        resolve_config(parse_arguments([*broken_data, f"--{option}={name}:zzz=1"], ""))
-
-
 # --- what the data and the length of the run decide ------------------------------------------------------------------
 
 
