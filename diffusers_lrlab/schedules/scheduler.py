@@ -226,19 +226,8 @@ def _documentation(entry: Entry) -> str:
         f"    {each.name} ({each.allowed}; {each.shown_default}): {each.help}."
         for each in (*entry.parameters, *entry.common)
     ]
-    lines = (
-        f"A scheduler: {entry.description}.",
-        "",
-        "Args:",
-        "    optimizer (`torch.optim.Optimizer`): The optimizer for which to schedule the learning rate.",
-        "    num_warmup_steps (`float`): Optimizer updates of warm-up, or a fraction of the run in (0, 1).",
-        "    num_training_steps (`int`): Optimizer updates of the whole run.",
-        *own,
-        "    last_epoch (`int`): As for every torch scheduler.",
-        "",
-        f"Source: {entry.source}",
-    )
-    return "\n".join(lines)
+    about = f"A scheduler: {entry.description}. Arguments that are not listed are those of [`get_scheduler`]."
+    return "\n".join([about, "", "Args:", *own, "", f"Source: {entry.source}"])
 
 
 def __getattr__(name: str) -> Any:

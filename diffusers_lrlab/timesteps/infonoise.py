@@ -9,10 +9,8 @@ for it. The density is such that density times weight of that error is this rate
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,8 +26,6 @@ from .registries import TIMESTEP_SAMPLERS
 
 _SMALLEST = 1e-30  # of an error whose logarithm is taken
 _DIGITS = 4  # of the densities of a spec string
-_LIKELY = 0.9  # the chance from which on a beginning is expected
-_LONGEST = 10**12  # updates
 _TENSORS = ("sums", "counts", "means", "density", "is_adapted", "began")
 
 
@@ -210,59 +206,35 @@ class Beginning:
     batch_size: int
     num_updates: int
 
-    def chance_by(self, update: int) -> float:
-        """
-        The probability that every part has enough losses by an update.
+    @property
+    def update(self) -> int:
+        """The update by which it is expected: that of enough losses of the rarest part and a standard deviation more."""
+        images = (self.min_count + math.sqrt(self.min_count)) / max(float(self.masses.min()), _SMALLEST)
+        return self._refresh_from(images / self.batch_size)
 
-        Counts are taken for independent ones of Poisson distributions, which for many parts is close.
-        """
-        from scipy.special import gammainc  # slow to import, and most samplers wait for nothing
-
-        images = update * self.batch_size
-        if images < self.min_count * len(self.masses):
-            return 0.0
-        return float(np.prod(gammainc(self.min_count, images * self.masses)))
-
-    @cached_property
-    def first_refresh(self) -> int:
-        """The first update at which the density may begin."""
-        return max(1, -(-self.warmup_updates // self.refresh_every)) * self.refresh_every
-
-    @cached_property
-    def update(self) -> int | None:
-        """The update by which half of such runs have begun, which may be after the run; `None` if they never do."""
-        refreshes = range(self.first_refresh, _LONGEST, self.refresh_every)
-        place = bisect_left(refreshes, True, key=lambda update: self.chance_by(update) >= 0.5)
-        return refreshes[place] if place < len(refreshes) else None
-
-    @cached_property
-    def chance(self) -> float:
-        """The probability that a run begins in time for one more update."""
-        last_refresh = (self.num_updates - 1) // self.refresh_every * self.refresh_every
-        return self.chance_by(last_refresh) if last_refresh >= self.first_refresh else 0.0
+    def _refresh_from(self, update: float) -> int:
+        """The first refresh at or after an update at which a density may begin."""
+        return math.ceil(max(update, self.warmup_updates, 1) / self.refresh_every) * self.refresh_every
 
     def check(self, name: str, before: str) -> None:
         """Raises a `LabError` if the density cannot begin in this run, whichever timesteps are drawn."""
-        if not self.chance:
+        first = self._refresh_from(self.min_count * len(self.masses) / self.batch_size)
+        if first >= self.num_updates or not self.masses.all():
             needed = f"{counted(len(self.masses), 'part')} with {counted(self.min_count, 'loss')} each"
             raise LabError(
                 f"--timestep_sampler {name}: must be able to begin in {counted(self.num_updates, 'update')} of "
                 f"{counted(self.batch_size, 'image')}, but it needs {needed} under the density {before}, and update "
-                f"{self.first_refresh}. Hint: {_SOONER}, or use {before} itself."
+                f"{self._refresh_from(0)}. Hint: {_SOONER}, or use {before} itself."
             )
 
     def warning(self, name: str, before: str) -> str | None:
         """A warning if it is not likely to begin in the run."""
-        if self.chance >= _LIKELY:
+        if self.update < self.num_updates:
             return None
-        when = "half of all runs begin later than can be computed"
-        if self.update is not None:
-            when = f"with {counted(self.batch_size, 'image')} an update, half of all runs begin by update {self.update:,}"
-        chance = "below 1 %" if self.chance < 0.01 else f"{100 * self.chance:.0f} %"
         return (
             f"{name!r} keeps the density {before} until its warm-up is over and every part of ln sigma has "
-            f"{counted(self.min_count, 'loss')}: {when}. This run has {counted(self.num_updates, 'update', ',')} and "
-            f"begins with a probability of {chance}. Hint: {_SOONER}."
+            f"{counted(self.min_count, 'loss')}: with {counted(self.batch_size, 'image')} an update, by about update "
+            f"{self.update:,}, and this run has {counted(self.num_updates, 'update', ',')}. Hint: {_SOONER}."
         )
 
 

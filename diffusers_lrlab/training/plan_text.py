@@ -179,13 +179,9 @@ def _decay_in_words(plan: Plan) -> str:
 
 def _beginning_in_words(plan: Plan) -> str:
     """When a density that waits for losses is expected to begin."""
-    beginning = plan.beginning
-    if beginning is None or beginning.update is None or beginning.update >= plan.num_updates:
+    if plan.beginning is None or plan.beginning.update >= plan.num_updates:
         return ""
-    return (
-        f"; its own density from about update {beginning.update:,} on, with a probability of {100 * beginning.chance:.3g} % "
-        f"before the end"
-    )
+    return f"; its own density by about update {plan.beginning.update:,}"
 
 
 def beginning_warning(plan: Plan) -> str | None:

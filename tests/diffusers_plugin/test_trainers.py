@@ -26,9 +26,6 @@ def check(row, scheduler, optimizer):
     close(run(scheduler, optimizer, N)[:, 0, 0], row.curve(N, WARMUP))
 
 
-# --- transformers.Trainer --------------------------------------------------------------------------------------------
-
-
 class Line(torch.nn.Linear):
     def forward(self, x):
         return {"loss": super().forward(x).square().mean()}
@@ -69,9 +66,6 @@ def test_a_script_with_trainer_under_the_launcher(length, tmp_path, capfd):
     options += [f"--output_dir={tmp_path}", "--gradient_accumulation_steps=2", "--lr_scheduler_type=wsd:decay_type=1-sqrt"]
     assert launch_here(tmp_path / "script.py", *options, length, options=["--strict_lr_audit"]) == 0
     assert "LR audit: 6 updates, every value that follows the clock was as expected.\n" in capfd.readouterr().err
-
-
-# --- the calls of other trainers -------------------------------------------------------------------------------------
 
 
 def by_name_as_in_sd_scripts(name, optimizer, num_decay_steps=0, **kwargs):
@@ -131,9 +125,6 @@ def test_arguments_of_a_command_line_are_read_or_refused():
     with pytest.raises(AttributeError, match="Did you mean 'get_rex_schedule'"):
         by_path("diffusers_lrlab.get_rexx_schedule", None)
     assert {f"get_{name}_schedule" for name in list_schedulers()} <= {*dir(functions)}
-
-
-# --- what trainers do with a scheduler -------------------------------------------------------------------------------
 
 
 @each_name

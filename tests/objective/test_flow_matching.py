@@ -119,9 +119,6 @@ def test_sampling_asks_for_no_time_that_was_not_trained(shift):
         assert scheduler.timesteps.min() >= trained.min() * min(1, shift) * (1 - 1e-4)
 
 
-# --- options ----------------------------------------------------------------------------------------------------------
-
-
 @cases(
     ("arguments", "shift"),
     [

@@ -114,8 +114,6 @@ def test_what_is_no_process_is_refused():
         make_process("dpm", is_bounded=False)
 
 
-# --- options ----------------------------------------------------------------------------------------------------------
-
 DEFAULTS = {"beta_schedule": "linear", "prediction_type": "epsilon", "num_steps": 1000}
 
 

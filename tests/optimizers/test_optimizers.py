@@ -92,9 +92,6 @@ def test_a_missing_package_is_an_error_with_the_pip_line(name, monkeypatch):
         resolve_config(TrainingConfig(optimizer=name))
 
 
-# --- in the training script ------------------------------------------------------------------------------------------
-
-
 @cases(
     ("options", "message"),
     [

@@ -45,9 +45,6 @@ def settings(optimizer, name):
     return value
 
 
-# --- formulas ---------------------------------------------------------------------------------------------------------
-
-
 @cases("batches, beta2", [((64, 1), 0.9), ((64, 512), 0.99999), ((1, 64), 0.999), ((96, 100), 0.99)])
 def test_half_lives_hold_across_batches(batches, beta2):
     """beta2' = beta2^(B' / B), which is how arXiv 2507.07101 scales it."""
@@ -96,9 +93,6 @@ def test_every_rule_that_can_be_asked_for_is_known():
         assert scaling_warning(rule, OPTIMIZERS["sgd"]) is None
 
 
-# --- optimizers -------------------------------------------------------------------------------------------------------
-
-
 @cases("name", with_a_replacement_of("beta2"))
 def test_a_half_life_reaches_the_optimizer(name):
     optimizer = made(f"{name}:beta2_half_life=5000", images_per_update=16)
@@ -134,9 +128,6 @@ def test_without_them_records_stay_as_they_were():
 def test_wrong_requests(spec, images, message):
     with pytest.raises(LabError, match=message):
         get_optimizer(spec, parameters(), 1e-3, images_per_update=images)
-
-
-# --- runs -------------------------------------------------------------------------------------------------------------
 
 
 @cases("layout", [(16, 4), (4, 1)])

@@ -206,9 +206,6 @@ def test_nothing_is_left_behind(tmp_path, options):
     assert_same(state_of(trainer), before)
 
 
-# --- as a user sees it -----------------------------------------------------------------------------------------------
-
-
 def start(tmp_path, name, *arguments):
     options = [*runs.tiny_arguments(tmp_path, 0.1, preflight=True), "--max_train_steps=4", "--train_batch_size=8"]
     return started.run(runs.SCRIPT, *options, f"--output_dir={tmp_path / name}", *arguments, env=runs.environment())

@@ -112,9 +112,6 @@ def test_joins_that_cannot_be(kwargs, message):
         join(**{"schedules": ["linear", "cosine"], "boundaries": [0.5], "warmup": WARMUP, **kwargs})
 
 
-# --- piecewise and multistep -----------------------------------------------------------------------------------------
-
-
 @cases(
     ("interpolation", "expected"),
     [

@@ -32,9 +32,6 @@ def demon(beta, p):
     return beta * (1 - p) / ((1 - beta) + beta * (1 - p))
 
 
-# --- formulas --------------------------------------------------------------------------------------------------------
-
-
 def clocks():
     """Length of the run, warm-up, update."""
     return st.integers(1, 10**6).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1), st.integers(0, n)))
@@ -71,8 +68,6 @@ EXPECTED = {  # momentum and factor on the learning rate at beta, p
     "mdlrc_lr_only": lambda beta, p: (beta, 1 - beta * p),
     "mdlrc_linear": lambda beta, p: (beta * (1 - p), 1 - p),
 }
-
-# --- the optimizer at the moment of its step -------------------------------------------------------------------------
 
 
 def adamw_of_tensors():
@@ -154,9 +149,6 @@ def test_the_momentum_that_a_run_began_with_is_saved():
     close(run(resumed, second, 5), run(saved, first, 5))
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
-
-
 def stand_in(name):
     """An optimizer of another class name, for packages that may not be there."""
     return type(name, (torch.optim.AdamW,), {})(weights(), lr=BASE)
@@ -198,9 +190,6 @@ def test_what_has_no_meaning_is_refused_with_the_reason(make, spec, message):
 def test_two_things_that_drive_one_number_are_refused(momentum, lr_scheduler, message):
     with pytest.raises(LabError, match=message):
         get_momentum_scheduler(momentum, adamw(), 0, 10, lr_scheduler=lr_scheduler)
-
-
-# --- beside and together with a schedule of the learning rate --------------------------------------------------------
 
 
 @cases("spec, first", [("demon", True), ("one_cycle", False)])

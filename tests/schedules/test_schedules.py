@@ -26,9 +26,6 @@ RAMPS = {"linear": lambda x: x, "cosine": lambda x: 1 - cos(x), "1-sqrt": lambda
 each_row = cases("row", rows())
 
 
-# --- what the optimizer gets -----------------------------------------------------------------------------------------
-
-
 @each_row
 @cases(("num_updates", "warmup"), [(37, 0), (37, 5), (40, 0.1)])
 def test_the_optimizer_has_what_the_curve_promises(row, num_updates, warmup):
@@ -81,9 +78,6 @@ def test_an_array_is_the_scalars_and_stays_at_its_end(row):
     close(lrs, [float(scheduler.values(int(update))[0]) for update in updates])
 
 
-# --- warm-up ---------------------------------------------------------------------------------------------------------
-
-
 @cases("row", rows("no_warmup", "rises"))
 def test_the_warm_up_has_its_documented_start_and_shape(row):
     lrs, warmup = row.curve(50, 4), 4
@@ -106,9 +100,6 @@ def test_it_is_continuous_where_the_warm_up_ends(row):
         scheduler, _ = row.build(10 * warmup, warmup)
         lrs, _ = scheduler.values(np.arange(warmup - 2, warmup + 3))
         assert np.abs(np.diff(lrs)).max() <= 1.001 * BASE / np.sqrt(warmup)
-
-
-# --- state -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -152,9 +143,6 @@ def test_another_plan_is_refused_on_load(row):
     state = row.build(10, 2)[0].state_dict()
     with pytest.raises(LabError, match="num_training_steps 10 -> 20"):
         row.build(20, 2)[0].load_state_dict(state)
-
-
-# --- tensors ---------------------------------------------------------------------------------------------------------
 
 
 @each_row

@@ -76,9 +76,6 @@ def test_curriculum_sampling_switches_once():
     assert sampler.loss_weights(torch.arange(9), 70_000) is None
 
 
-# --- what follows the losses -----------------------------------------------------------------------------------------
-
-
 class ReadableSecondMoment:
     """The same as the paper tells it."""
 

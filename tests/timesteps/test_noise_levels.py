@@ -25,8 +25,6 @@ SCHEDULERS = {"flow": FLOW, "shifted": SHIFTED, "ddpm": DDPMScheduler(T)}
 FIXED = [name for name, entry in LOSS_WEIGHTINGS.items() if "feedback" not in entry.traits]
 
 
-# --- noise levels -----------------------------------------------------------------------------------------------------
-
 BOTH_ENDS = NoiseLevels(np.array([1.0, 0.9, 0.5, 0.1, 0.0]))
 MANY = NoiseLevels(np.linspace(1, 0, 40))
 
@@ -67,9 +65,6 @@ def test_densities_are_finite_at_both_ends(name):
         probabilities = sampler.probabilities(update)
         assert probabilities.sum() == pytest.approx(1)
         assert (probabilities >= 0).all()
-
-
-# --- weights ----------------------------------------------------------------------------------------------------------
 
 
 @cases("name", [name for name in FIXED if name != "none"])
@@ -116,9 +111,6 @@ def test_a_weighting_without_a_meaning_at_pure_noise_is_refused_before_data_are_
         config = resolve_config(TrainingConfig(objective="flow_matching", loss_weighting="inverse"))
         with pytest.raises(LabError, match="timestep 999, whose SNR is 0, a weight of nan .* no meaning there"):
             check_timesteps(config)
-
-
-# --- densities --------------------------------------------------------------------------------------------------------
 
 
 BY_NOISE_LEVEL = {  # distribution functions of x = ln(sigma / (1 - sigma)): EDM's ln sigma, and log SNR = -2 x
@@ -180,8 +172,6 @@ def test_a_curriculum_by_the_noise_rate_is_its_integral(share):
         tau = sigmas[timestep] / (3 - 2 * sigmas[timestep])
         assert found[timestep] == pytest.approx(scipy.integrate.quad(density, 0, tau)[0] / whole, abs=1e-3)
 
-
-# --- Stable Diffusion 3 and Flux --------------------------------------------------------------------------------------
 
 # weighting_scheme of diffusers' scripts, its arguments, and the sampler that is the same; their u falls with the noise.
 SCHEMES = [

@@ -61,9 +61,6 @@ def test_errors_come_before_data_are_read(broken_data, tmp_path, name):
         assert {path.name for path in tmp_path.iterdir()} == {"images"}
 
 
-# --- what the data and the length of the run decide ------------------------------------------------------------------
-
-
 def test_gradients_need_held_out_images_that_are_there(tmp_path):
     folder = image_folder(tmp_path / "images", count=4)
     config = small_config(folder, num_validation_images=2, timestep_grad_every=5, max_train_steps=9)

@@ -191,9 +191,7 @@ class LrSchedulerHook:
             return
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise LabError(f"{self.option}: a step in a CUDA graph has the same rate at every replay. Switch the graph off.")
-        driven.before_step()
-        driven.say_if_past_end(self.option)
-        driven.audit_step()
+        driven.before_step(self.option)
 
     def _after_step(self, optimizer: Optimizer) -> None:
         if self._driven is not None and self._driven.optimizer is optimizer:
@@ -241,8 +239,9 @@ class LrSchedulerHook:
 
     def _announce(self, driven: DrivenOptimizer, length: str) -> None:
         optimizer = type(driven.optimizer).__name__
-        replaced = f"replaces {driven.replaced()} of {optimizer}"
-        if not driven.schedulers:
+        schedulers = ", ".join(type(each).__name__ for each in driven.schedulers)  # and those that they hold
+        replaced = f"replaces {schedulers} of {optimizer}"
+        if not schedulers:
             replaced = f"drives {optimizer}, for which the program makes no scheduler"
         peak = max(group["initial_lr"] for group in driven.optimizer.param_groups)
         text = f"{self.option} {replaced}: {length}, from a learning rate of {peak:.4g}."

@@ -212,21 +212,14 @@ class TimestepHook:
     def report(self) -> str:
         if self.name is None:
             return ""
-        replaced = counted(self.num_seen, "batch")
-        return f"--timestep_sampler {self.name}: timesteps of {replaced} replaced.{self._of_density()}"
-
-    def _of_density(self) -> str:
-        """When a density that waits for losses began, and what holds it in another run."""
-        if self.sampler is None:
-            return ""
-        began, held = self.sampler.began(), self.sampler.held()
-        lines = []
+        lines = [f"--timestep_sampler {self.name}: timesteps of {counted(self.num_seen, 'batch')} replaced."]
+        began, held = (None, "") if self.sampler is None else (self.sampler.began(), self.sampler.held())
         if began is not None:
             when = f"began at update {began:,}" if began else "has not begun: it waits for its warm-up and for losses"
             lines.append(f"Its own density of the timesteps {when}.")
         if held:
             lines.append(f"To keep its last density fixed in another run: --timestep_sampler '{held}'.")
-        return "".join(f"\n{line}" for line in lines)
+        return "\n".join(lines)
 
 
 def _is_index_scheduler(scheduler: Any, num: int) -> bool:

@@ -94,11 +94,11 @@ def check(seen, curve, shown=None):
 CHAINS = {
     "CosineAnnealingLR": COSINE,
     "OneCycleLR": "scheduler = S.OneCycleLR(optimizer, max_lr=[1e-3, 5e-4], total_steps=20)",
-    "SequentialLR (LinearLR, CosineAnnealingLR)": """
+    "LinearLR, CosineAnnealingLR, SequentialLR": """
 first = S.LinearLR(optimizer, total_iters=3)
 scheduler = S.SequentialLR(optimizer, [first, S.CosineAnnealingLR(optimizer, T_max=9)], milestones=[3])
 """,
-    "ChainedScheduler (ConstantLR, ExponentialLR)": """
+    "ConstantLR, ExponentialLR, ChainedScheduler": """
 scheduler = S.ChainedScheduler([S.ConstantLR(optimizer), S.ExponentialLR(optimizer, 0.5)])
 """,
     "Own": """
