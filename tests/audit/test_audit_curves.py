@@ -166,24 +166,18 @@ def test_the_count_of_an_optimizer_is_read_where_it_has_one(audits, name, fires)
 
 
 @cases(
-    ("name", "finding", "parts"),
+    ("name", "finding", "part"),
     [
-        (
-            "scaler",
-            "ahead_of_updates",
-            [
-                "8 times before the first update, while the loss scaler skipped 8 updates",
-                "no update had its rates from 4e-05 to 0.0008",
-                "scaler.get_scale()",
-            ],
-        ),
-        ("before the first", "ahead_of_updates", ["once before the first update, so no update had its rate of 0.001"]),
-        ("skipped by hand", "ahead_of_updates", ["20 steps of the scheduler without an update"]),
-        ("late", "rarely_stepped", ["first stepped after update 50"]),
+        ("scaler", "ahead_of_updates", "8 times before the first update, while the loss scaler skipped 8 updates"),
+        ("scaler", "ahead_of_updates", "no update had its rates from 4e-05 to 0.0008"),
+        ("scaler", "ahead_of_updates", "scaler.get_scale()"),
+        ("before the first", "ahead_of_updates", "once before the first update, so no update had its rate of 0.001"),
+        ("skipped by hand", "ahead_of_updates", "20 steps of the scheduler without an update"),
+        ("late", "rarely_stepped", "first stepped after update 50"),
     ],
 )
-def test_steps_of_the_scheduler_without_an_update_are_named_with_their_rates(audits, name, finding, parts):
-    assert all(part in text_of(audits[name], finding) for part in parts)
+def test_steps_of_the_scheduler_without_an_update_are_named_with_their_rates(audits, name, finding, part):
+    assert part in text_of(audits[name], finding)
 
 
 def test_a_new_state_that_accelerate_loads_is_no_resume(audits):
