@@ -7,7 +7,6 @@ import helpers
 import numpy as np
 import pytest
 import runs
-import started
 import torch
 from PIL import Image
 from trainer_states import assert_same, state_of
@@ -206,33 +205,16 @@ def test_nothing_is_left_behind(tmp_path, options):
     assert_same(state_of(trainer), before)
 
 
-def start(tmp_path, name, *arguments):
-    options = [*runs.tiny_arguments(tmp_path, 0.1, preflight=True), "--max_train_steps=4", "--train_batch_size=8"]
-    return started.run(runs.SCRIPT, *options, f"--output_dir={tmp_path / name}", *arguments, env=runs.environment())
-
-
 @pytest.mark.slow
-def test_messages_are_told_and_recorded_and_change_nothing(tmp_path):
-    high = "--lr_warmup_steps=2"
-    status, _, told = start(tmp_path, "checked", high)
-    assert status == 0
-    assert "warning: Warm-up takes 2 of 4 updates" in told
+def test_messages_are_told_once_and_recorded_and_change_nothing(tmp_path):
+    options = [*runs.tiny_arguments(tmp_path, 0.1, preflight=True), "--max_train_steps=4", "--train_batch_size=4"]
+    options += ["--lr_warmup_steps=2"]
+    told = runs.run(*options, f"--output_dir={tmp_path / 'checked'}", processes=2)
+    assert told.count("warning: Warm-up takes 2 of 4 updates") == 1
     assert "[warmup_share]" in told
     assert list(runs.read_record(tmp_path / "checked")["train"]["preflight"]) == ["warmup_share"]
-    status, _, told = start(tmp_path, "unchecked", high, "--no_preflight")
-    assert status == 0
+    told = runs.run(*options, f"--output_dir={tmp_path / 'unchecked'}", "--no_preflight", processes=2)
     assert "warning" not in told
     assert runs.read_record(tmp_path / "unchecked")["train"]["preflight"] == {}
     checked, unchecked = tmp_path.glob("*checked/unet/diffusion_pytorch_model.safetensors")
     assert checked.read_bytes() == unchecked.read_bytes()
-
-
-@pytest.mark.slow
-def test_two_processes_check_once(tmp_path):
-    (tmp_path / "mlp.json").write_text(json.dumps({"_class_name": "MLPDenoiser", "hidden_size": 32, "num_layers": 1}))
-    options = ["--dataset_name=moons", f"--model_config_name_or_path={tmp_path / 'mlp.json'}"]
-    options += ["--max_train_steps=4", "--train_batch_size=16", "--lr_warmup_steps=2"]
-    options += ["--learning_rate=3e-3", "--num_validation_images=20", "--distance_samples=0", "--eval_batch_size=2"]
-    options += ["--num_inference_steps=2"]
-    stderr = runs.run(*options, f"--output_dir={tmp_path / 'run'}", processes=2)
-    assert stderr.count("warning: Warm-up takes") == 1

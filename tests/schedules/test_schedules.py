@@ -1,8 +1,4 @@
-"""Every registered schedule, by its registration alone: a new one is tested here without a line being added.
-
-The rows are every entry with its defaults, with each choice of each parameter, with both kinds of floor, and with a
-warm-up that starts above 0. Schedules that follow a metric are in test_parity.py.
-"""
+"""Every registered schedule, with its defaults and each choice of each parameter; those of a metric are in test_parity."""
 
 import copy
 import itertools

@@ -107,7 +107,7 @@ class LrSchedulerHook:
         optimizers[0]._patch_step_function()  # torch's hooks, which a step that the program gave the class lacks
         with self._replacing(driven):
             make(scheduler, *args, **kwargs)
-            driven.add(scheduler)
+            driven.schedulers.append(scheduler)
         if driven not in self._scheduled:
             self._scheduled.append(driven)
 

@@ -44,9 +44,6 @@ class DrivenOptimizer(AuditedSchedule):
 
     # --- the program's schedulers -------------------------------------------------------------------------------------
 
-    def add(self, scheduler: LRScheduler) -> None:
-        self.schedulers.append(scheduler)
-
     def note_scheduler_step(self, scheduler: LRScheduler, *given: Any) -> None:
         """Counts a step; one with a position, such as `scheduler.step(100)`, starts the count anew."""
         sets_position = any(type(each) is int and each == scheduler.last_epoch for each in given)
