@@ -232,7 +232,9 @@ def _documentation(entry: Entry) -> str:
 
 def __getattr__(name: str) -> Any:
     of = name.removeprefix("get_").removesuffix("_schedule")
-    if name != f"get_{of}_schedule" or of not in SCHEDULERS:
+    if name != f"get_{of}_schedule":  # such as `__path__`, for which Python looks at every import
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}.")
+    if of not in SCHEDULERS:
         names = [f"get_{known}_schedule" for known in list_schedulers()]
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{did_you_mean(name, names)}")
     entry = SCHEDULERS[of]
