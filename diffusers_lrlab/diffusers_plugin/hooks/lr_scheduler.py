@@ -23,12 +23,12 @@ from ...core.words import counted
 from ...schedules.expected import resolve_length
 from ...schedules.schedule import ENDLESS, Schedule, describe_schedule, resolve_schedule
 from ..host.driven_optimizer import UNSEEN, DrivenOptimizer, optimizers_in
+from ..host.run import LR_OPTIONS
 from ..host.source import HostScript, lines_of
 from ..installed_hooks import Hook, Host
 from .clock import HostClock
 
 _OPTIM = os.path.dirname(torch.optim.__file__)
-_OWN_OPTIONS = ("--lr_scheduler", "--lr-scheduler", "--lr_scheduler_type")
 
 
 def recognise(script: HostScript) -> str:
@@ -60,7 +60,7 @@ def make(host: Host) -> Hook:
         raise LabError(
             "--fix_lr_clock has no effect with --lr_scheduler, whose schedule takes one step per update. Remove it."
         )
-    own = [word for word in options.arguments if word.partition("=")[0] in _OWN_OPTIONS]
+    own = [word for word in options.arguments if word.partition("=")[0] in LR_OPTIONS]
     if own:
         raise LabError(
             f"--lr_scheduler {spec}: must be the only schedule, got another one for the program itself ({own[0]} after its "
