@@ -95,17 +95,10 @@ def test_accumulation_processes_and_models_without_a_hook(tmp_path, spec, argume
     assert "the average of 8 updates is in" in stderr
 
 
-@pytest.mark.parametrize("hook", ["leaves", "drops"])
-def test_weights_that_a_hook_leaves_to_accelerate_or_drops(tmp_path, hook):
-    """As sd-scripts' train_network.py: the hook only takes other models' weights away, and writes a file of its own."""
-    stderr, beside = run(tmp_path, f"--hook={hook}", options=["--ema=warmup_power", "--strict"])
-    folder = tmp_path / "lrlab" / "ema"
-    assert same(by_names(folder / "average.safetensors"), of(beside, "ema"))
-    if hook == "drops":
-        assert "Load it by the names of parameters with safetensors.torch.load_file(" in stderr
-        return
-    assert same(weights(folder / "model.safetensors"), of(beside, "ema"))
-    assert f"Load it with safetensors.torch.load_file({str(folder / 'model.safetensors')!r}), or by the names" in stderr
+def test_weights_that_a_hook_leaves_to_accelerate_are_saved_by_names(tmp_path):
+    stderr, beside = run(tmp_path, "--leave_weights", options=["--ema=warmup_power", "--strict"])
+    assert same(by_names(tmp_path / "lrlab" / "ema" / "average.safetensors"), of(beside, "ema"))
+    assert "Load it by the names of parameters with safetensors.torch.load_file(" in stderr
 
 
 def test_a_script_that_fails_after_its_last_update_or_never_ends_its_training(tmp_path):
