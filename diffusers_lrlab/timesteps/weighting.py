@@ -17,7 +17,7 @@ from ..core.spec import choose
 from ..core.values import checked
 from ..core.words import counted
 from .noise_levels import FLOW_VELOCITY, NoiseLevels, convert_weights, find_prediction, noise_levels, prediction_type_of
-from .registries import LOSS_WEIGHTINGS, LossFeedback, check_indices, not_repeated, state_of
+from .registries import LOSS_WEIGHTINGS, LossFeedback, check_indices, not_repeated
 
 if TYPE_CHECKING:
     import torch
@@ -187,7 +187,8 @@ class LossWeighting(LossFeedback):
         entry = LOSS_WEIGHTINGS[name]
         self.name, self.kwargs = name, kwargs
         own = {key: value for key, value in kwargs.items() if key not in ("normalize", "max_weight")}
-        prediction, self.state = find_prediction(prediction_type), state_of(entry, levels, own, device)
+        prediction = find_prediction(prediction_type)
+        self.state = entry(levels, **own, device=device) if "feedback" in entry.traits else None
         if self.state is not None:
             return
         weights = np.asarray(entry(levels, **own), np.float64)

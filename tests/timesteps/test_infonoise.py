@@ -105,9 +105,6 @@ def test_its_density_can_be_held(name):
     assert get_timestep_sampler("clts", 10, 10).held() == ""
 
 
-# --- guards --------------------------------------------------------------------------------------------------------------
-
-
 def test_it_begins_after_the_warm_up_with_enough_losses_in_every_bin_and_only_at_a_refresh():
     spec = "infonoise:num_bins=4,warmup_updates=4,refresh_every=2,min_count=3,before=logit_normal:mean=1.0"
     sampler, before = get_timestep_sampler(spec, 20), get_timestep_sampler("logit_normal:mean=1.0", 20).probabilities(0)
@@ -139,8 +136,6 @@ def test_the_density_before_is_one_that_stays(before):
     with pytest.raises(LabError, match="before=.* of 'infonoise': must be|no_such"):
         get_timestep_sampler("infonoise", 100, 10, before=before)
 
-
-# --- when it begins ------------------------------------------------------------------------------------------------------
 
 FLOW = FlowMatchEulerDiscreteScheduler()
 SHORT = "infonoise:num_bins=2,warmup_updates=2,refresh_every=2,min_count=1"
