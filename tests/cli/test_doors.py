@@ -13,6 +13,7 @@ from registrations import restored
 from diffusers_lrlab import LabError, TrainingConfig, train
 from diffusers_lrlab.cli import main as cli
 from diffusers_lrlab.core import plugins
+from diffusers_lrlab.schedules.registries import SCHEDULERS
 from diffusers_lrlab.study.spec.expansion import expand
 from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.training.arguments import parse_arguments

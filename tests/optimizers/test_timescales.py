@@ -7,7 +7,6 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
-from registrations import restored
 from tables import cases
 
 from diffusers_lrlab import LabError, TrainingConfig, get_optimizer
