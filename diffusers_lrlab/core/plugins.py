@@ -158,14 +158,13 @@ def titled(made: Any) -> str | None:
 
 
 def call_registered(
-    noun: str, name: str, function: Any, returns: Callable[..., Any] | None, hint: str, args: Any, kwargs: Any
+    title: str, function: Any, returns: Callable[..., Any] | None, args: Any, kwargs: Any, hint: str = ""
 ) -> Any:
     """
     The value of a registered function; `returns(value, *args)` converts it, or raises [`Unusable`].
 
-    A function that fails or returns an unusable value is a `LabError` with its name, file and line, and `hint`.
+    A function that fails or returns an unusable value is a `LabError` with its `title`, file and line, and `hint`.
     """
-    title = f"The {noun} {name!r}"
     try:
         with failures_located(title, hint, function):
             value = function(*args, **kwargs)

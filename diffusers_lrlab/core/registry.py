@@ -37,16 +37,13 @@ class Entry:
 
         Raises a `LabError` that names the function, its file and line, if it fails or returns an unusable value.
         """
-        registry = self.registry
-        return call_registered(registry.noun, self.name, self.function, registry.returns, registry.hint, args, kwargs)
+        return call_registered(self.title, self.function, self.registry.returns, args, kwargs, self.registry.hint)
 
     @cached_property
     def function(self) -> Any:
         """The factory, imported if it is registered as "module:name"."""
         if not isinstance(self.factory, str):
             return self.factory
-        if not self.is_foreign:
-            return pkgutil.resolve_name(self.factory)
         with failures_located(f"The import of {self.factory!r} for {self.title[0].lower()}{self.title[1:]}"):
             return pkgutil.resolve_name(self.factory)
 

@@ -161,8 +161,8 @@ def checked(function: _Decorated) -> _Decorated:
     def hints() -> dict[str, Any]:
         """By name; found at the first call, when modules that annotations refer to can be imported."""
         names = ChainMap(inspect.unwrap(function).__globals__, vars(builtins), _Names())
-        found = {name: hint for name, hint in function.__annotations__.items() if name != "return"}
-        return {name: eval(hint, {}, names) if isinstance(hint, str) else hint for name, hint in found.items()}
+        given = {each.name: each.annotation for each in signature.parameters.values()}
+        return {name: eval(hint, {}, names) if isinstance(hint, str) else hint for name, hint in given.items()}
 
     def read(name: str, value: Any) -> Any:
         hint = hints().get(name, Any)

@@ -54,7 +54,7 @@ class Metric:
 
     def __call__(self, *args: Any) -> dict[str, Any]:
         """Its figures by name, as Python's own numbers, and its notes; a `LabError` that names a function with others."""
-        return call_registered("metric", self.name, self.function, self._figures, "", args, {})
+        return call_registered(f"The metric {self.name!r}", self.function, self._figures, args, {})
 
     def _figures(self, value: Any, *_: Any) -> dict[str, Any]:
         if self.of == "samples" or not isinstance(value, Mapping):
