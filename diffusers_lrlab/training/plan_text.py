@@ -2,9 +2,6 @@
 
 from typing import Any
 
-import torch
-
-from ..core.environment import cpu_computes_in_bf16
 from ..core.spec import shown_spec
 from ..core.words import counted, plural, singular, times
 from ..data.labels import describe_classes
@@ -140,11 +137,6 @@ def _warnings(plan: Plan) -> list[str]:
     if not plan.schedule.follows_metric:
         start = config.start_momentum
         warnings.append(double_decay(plan.schedule, plan.learning_rate, start, plan.warmup_updates, plan.num_updates))
-    if config.mixed_precision == "bf16" and not torch.accelerator.is_available() and not cpu_computes_in_bf16():
-        warnings.append(
-            "--mixed_precision bf16 is several times slower than float32 on this CPU, which has no instructions for it "
-            "(AVX512_BF16 or AMX). Use --mixed_precision no."
-        )
     return [warning for warning in warnings if warning]
 
 

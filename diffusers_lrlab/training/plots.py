@@ -27,7 +27,7 @@ Limits = tuple[np.ndarray, np.ndarray]
 
 
 def _new_axes(height: float = 3.6, ratios: tuple[int, ...] = (1,)) -> tuple[Any, list[Axes]]:
-    figure = new_figure(7, height, dpi=150)
+    figure = new_figure(7, height, dpi=150, layout="tight")
     parts = figure.subplots(len(ratios), 1, sharex=True, squeeze=False, height_ratios=ratios)[:, 0]
     for axes in parts:
         plain_axes(axes)

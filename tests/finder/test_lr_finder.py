@@ -98,14 +98,16 @@ def test_falls_are_seen_through_the_noise_of_single_batches(noise, least):
     assert np.median(apart_by) < 0.5
 
 
-@pytest.mark.parametrize(("memory", "goes_on"), [(OF_BATCHES, True), (0.0, False)])
-def test_noise_of_batches_is_not_a_rise(memory, goes_on):
-    """After a small fall, a batch of high losses follows at the highest rate; a probe's losses have no noise."""
+@pytest.mark.parametrize(
+    ("memory", "last", "goes_on"), [(OF_BATCHES, 1.3, True), (OF_BATCHES, 5.0, False), (0.0, 1.3, False)]
+)
+def test_noise_of_batches_is_not_a_rise(memory, last, goes_on):
+    """The loss falls little, and a batch of high losses follows at the highest rate; a probe's losses have no noise."""
     test = RangeTest(FinderConfig(start_lr=1e-7, end_lr=1e-2, num_updates=100), memory)
     rng = np.random.default_rng(1)
     for done in range(1, 100):
         assert test.add(1 - 0.001 * done + 0.3 * memory * rng.standard_normal())
-    assert test.add(1.3) is goes_on
+    assert test.add(last) is goes_on
 
 
 def test_a_range_test_of_a_function_of_the_rate():

@@ -12,13 +12,13 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from printed import registrations_undone
+from registrations import restored
 from tables import cases
 
 import diffusers_lrlab as lab
 from diffusers_lrlab.averaging.forms import EMA_FORMS
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core import plugins
-from diffusers_lrlab.core.registry import restored
 from diffusers_lrlab.data.toy2d import TOY_DATASETS
 from diffusers_lrlab.evaluation.metrics import METRICS
 from diffusers_lrlab.hub.records import read_record
@@ -115,7 +115,7 @@ def test_a_part_of_the_parameters_a_tensor_as_rate_and_a_metric_that_is_nan_are_
         return torch.optim.AdamW([parameter for parameter in params if parameter.dim() == 1], lr=torch.tensor(lr))
 
     about = {"description": "of a test", "source": "this test"}
-    with OPTIMIZERS.temporarily(), restored(METRICS):
+    with restored(OPTIMIZERS, METRICS):
         lab.register_optimizer("of_biases", **about)(own)
         lab.register_metric("undefined", **about, facts={"form": "points"})(lambda real, generated: np.float32("nan"))
         assert train(tmp_path / "run", optimizer="of_biases", distance_samples=16) == 0

@@ -9,6 +9,7 @@ import torch
 from continued_runs import SMALL, new_run
 from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from helpers import load_data_once
+from registrations import restored
 from runs import read_record
 from tables import cases
 
@@ -104,9 +105,6 @@ def test_its_density_can_be_held(name):
     assert get_timestep_sampler("clts", 10, 10).held() == ""
 
 
-# --- guards --------------------------------------------------------------------------------------------------------------
-
-
 def test_it_begins_after_the_warm_up_with_enough_losses_in_every_bin_and_only_at_a_refresh():
     spec = "infonoise:num_bins=4,warmup_updates=4,refresh_every=2,min_count=3,before=logit_normal:mean=1.0"
     sampler, before = get_timestep_sampler(spec, 20), get_timestep_sampler("logit_normal:mean=1.0", 20).probabilities(0)
@@ -139,8 +137,6 @@ def test_the_density_before_is_one_that_stays(before):
         get_timestep_sampler("infonoise", 100, 10, before=before)
 
 
-# --- when it begins ------------------------------------------------------------------------------------------------------
-
 FLOW = FlowMatchEulerDiscreteScheduler()
 SHORT = "infonoise:num_bins=2,warmup_updates=2,refresh_every=2,min_count=1"
 
@@ -162,7 +158,7 @@ def test_a_run_in_which_it_cannot_begin_is_refused_and_an_unlikely_one_is_warned
 
 
 def test_noise_levels_that_the_loss_leaves_out_are_not_waited_for():
-    with LOSS_WEIGHTINGS.temporarily():
+    with restored(LOSS_WEIGHTINGS):
         register_loss_weighting("lower_half", description="of a test", source="this test")(
             lambda levels: (np.arange(len(levels.snr)) < len(levels.snr) / 2).astype(float)
         )

@@ -13,6 +13,7 @@ from continued_runs import repeated_options
 from diffusers import DDPMScheduler, UNet2DModel
 from diffusers.training_utils import EMAModel
 from faults.cases import MODEL, OPTIONS
+from registrations import restored
 from runs import TINY_UNET
 from safetensors.torch import load_file, save_file
 from tables import cases
@@ -197,7 +198,7 @@ def test_a_named_denoiser_starts_from_weights(models, tmp_path):
 )
 def test_a_named_denoiser_knows_the_labels_of_the_data(models, tmp_path, start, labels, told):
     options = {**DIGITS, "label_column": labels, "pretrained_model_name_or_path": str(models / start)}
-    with DENOISERS.temporarily():
+    with restored(DENOISERS):
         register_denoiser("labelled_unet", description="a UNet", source="diffusers")(UNet2DModel)
         with pytest.raises(LabError, match=f"num_class_embeds={told}, as in the data 'digits'"):
             run_training(TrainingConfig(**options, denoiser="labelled_unet", output_dir=str(tmp_path / "run")))

@@ -71,7 +71,6 @@ def model(tmp_path):
     return {"model_config_name_or_path": str(tmp_path / "config.json")}
 
 
-@pytest.mark.slow
 def test_several_trackers_are_shown_a_run(tmp_path, shown, model):
     run = tmp_path / "run"
     options = {"eval_batch_size": 20, "distance_samples": 16, "logging_steps": 2, "validation_steps": 4, "preflight": False}

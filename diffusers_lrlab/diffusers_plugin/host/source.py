@@ -1,7 +1,7 @@
 """A third-party script's text, parsed before it runs: where it draws timesteps, weights losses and makes its schedule.
 
-Hooks act only on calls in this file, and only where the code has a known pattern. [`find_faults`] finds what the script does
-wrong by itself.
+Hooks act only on calls in this file, and only where the code has a known pattern. [`find_faults`] finds schedules of a wrong
+length.
 """
 
 import ast
@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from ...core.errors import LabError
 
@@ -159,23 +159,15 @@ def lines_of(nodes: list[ast.Call]) -> str:
     return f"line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))}"
 
 
-# --- faults of the script itself --------------------------------------------------------------------------------------
+# --- the length of its schedule ---------------------------------------------------------------------------------------
 
 
-class Fault(NamedTuple):
-    """Its name in tables, and a sentence without a subject."""
-
-    name: str
-    text: str
-
-
-def find_faults(script: HostScript) -> list[Fault]:
-    """Those of its schedules."""
+def find_faults(script: HostScript) -> list[tuple[str, str]]:
+    """Of schedules that accelerate steps: a name for tables, and a sentence without a subject."""
     return [fault for call in script.schedule_calls if (fault := _schedule_fault(script, call)) is not None]
 
 
-def _schedule_fault(script: HostScript, call: ast.Call) -> Fault | None:
-    """Of a schedule that accelerate steps: once per process at each update, or once if it splits batches."""
+def _schedule_fault(script: HostScript, call: ast.Call) -> tuple[str, str] | None:
     given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
     warmup, length = (given.get(name, "") for name in ("num_warmup_steps", "num_training_steps"))
     variable = next((ast.unparse(node.targets[0]) for node in script.nodes(ast.Assign) if node.value is call), None)
@@ -184,7 +176,7 @@ def _schedule_fault(script: HostScript, call: ast.Call) -> Fault | None:
         return None
     name, effect, *remedy = found
     text = f"makes its schedule {length} steps long ({lines_of([call])}): {effect}"
-    return Fault(name, f"{text}. {remedy[0] if remedy else '--fix_lr_clock corrects it'}.")
+    return name, f"{text}. {remedy[0] if remedy else '--fix_lr_clock corrects it'}."
 
 
 def _is_prepared(script: HostScript, schedule: str | None) -> bool:
@@ -194,6 +186,7 @@ def _is_prepared(script: HostScript, schedule: str | None) -> bool:
 
 
 def _length_fault(script: HostScript, warmup: str, length: str) -> tuple[str, ...] | None:
+    """By accelerate, which steps a schedule once per process at each update, or once if it splits batches."""
     if "gradient_accumulation_steps" in warmup + length:
         return "LR: accumulation", "correct only without gradient accumulation and in one process"
     splits = any(keyword.arg == "split_batches" for made in script.calls("Accelerator") for keyword in made.keywords)

@@ -7,7 +7,7 @@ import pytest
 from launched_here import script_of
 from tables import cases
 
-from diffusers_lrlab.diffusers_plugin.host.run import HostRun, _widened
+from diffusers_lrlab.diffusers_plugin.host.run import HostRun
 from diffusers_lrlab.diffusers_plugin.host.source import NotRecognised, find_faults
 
 
@@ -36,7 +36,7 @@ LENGTH = "num_training_steps_for_scheduler"
     ],
 )
 def test_faults(tmp_path, text, names):
-    assert [fault.name for fault in find_faults(script_of(tmp_path, text))] == names
+    assert [name for name, _ in find_faults(script_of(tmp_path, text))] == names
 
 
 def test_forms_are_recognised_by_the_text(tmp_path):
@@ -64,11 +64,3 @@ def test_epochs_of_sd_scripts_come_before_its_steps():
     assert run.count_updates() == 1600
     run.arguments["max_train_epochs"] = 2
     assert run.count_updates() == 6
-
-
-def test_a_default_that_is_a_list_is_left_alone():
-    script = SimpleNamespace(texts=(), has_schedules_of_diffusers=True)
-    for options in ({"choices": ["cosine"]}, {}):
-        widened = _widened({"nargs": "+", "default": ["cosine"], **options}, script)
-        assert widened["default"] == ["cosine"]
-        assert widened["type"]("rex:d=0.9") == "rex:d=0.9"
