@@ -9,18 +9,16 @@ from trainer_states import assert_same
 from diffusers_lrlab import TrainingConfig, train
 from diffusers_lrlab.hub.records import read_record, recorded_options
 
-SMALL = {"_class_name": "MLPDenoiser", "hidden_size": 16, "num_layers": 1, "embedding_size": 8}
 OPTIONS = {
     "dataset_name": "moons", "train_batch_size": 32, "num_validation_images": 64, "logging_steps": 2,
     "validation_steps": 2, "checkpoints_total_limit": 0, "checkpointing_steps": 5, "evaluation": False, "preflight": False,
+    "denoiser": "mlp:hidden_size=16,num_layers=1,embedding_size=8",
 }  # fmt: skip
 
 
 def new_run(folder, name, schedule, num_updates=20, **more):
     options = {**OPTIONS, "lr_scheduler": schedule, "max_train_steps": num_updates, **more}
-    return train(
-        TrainingConfig(**options, model_config_name_or_path=str(folder / "model.json"), output_dir=str(folder / name))
-    )
+    return train(TrainingConfig(**options, output_dir=str(folder / name)))
 
 
 def repeated_options(run):

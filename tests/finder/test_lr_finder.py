@@ -374,10 +374,7 @@ def test_from_python(tmp_path):
 # --- commands --------------------------------------------------------------------------------------------------------
 
 
-def of_points(folder):
-    """Options of a small model."""
-    (folder / "mlp.json").write_text(json.dumps({"_class_name": "MLPDenoiser", **MLP}))
-    return ["--dataset_name=moons", f"--model_config_name_or_path={folder / 'mlp.json'}"]
+OF_POINTS = ("--dataset_name=moons", "--denoiser=mlp:hidden_size=64,num_layers=1,embedding_size=16")
 
 
 def test_a_result_is_of_its_run_alone(tmp_path):
@@ -391,7 +388,7 @@ def test_a_result_is_of_its_run_alone(tmp_path):
 @pytest.mark.slow
 def test_auto_takes_what_the_script_finds_and_trains_as_with_a_given_rate(tmp_path):
     """Also resumed, and in a folder with the finder's result, which the card shows."""
-    options = [*of_points(tmp_path), "--train_batch_size=64", "--num_validation_images=200", "--distance_samples=200"]
+    options = [*OF_POINTS, "--train_batch_size=64", "--num_validation_images=200", "--distance_samples=200"]
     options += ["--eval_batch_size=50", "--ddpm_num_steps=20", "--num_inference_steps=20", "--lr_scheduler=rex"]
     status, shown, warned = started.run(FIND_LR, *options, f"--output_dir={tmp_path}/found", env=runs.environment())
     assert status == 0, warned
@@ -419,7 +416,7 @@ def test_auto_takes_what_the_script_finds_and_trains_as_with_a_given_rate(tmp_pa
 @pytest.mark.slow
 def test_two_processes_find_what_one_finds_and_are_as_they_were(tmp_path):
     """With accumulation, in the middle of a run."""
-    options = [*of_points(tmp_path), "--gradient_accumulation_steps=2"]
+    options = [*OF_POINTS, "--gradient_accumulation_steps=2"]
     options += ["--num_validation_images=100", "--validation_steps=1", "--max_train_steps=10"]
     found = []
     for processes in (1, 2):

@@ -5,7 +5,6 @@ they are the same ones.
 """
 
 import itertools
-import json
 import sys
 from contextlib import contextmanager, nullcontext
 
@@ -34,7 +33,6 @@ READS |= {"unique_consecutive", "repeat_interleave"}
 AROUND = ("tolist", "cpu")  # methods that a CPU's tensors do not dispatch; numpy() takes no tensor of a device
 # Its estimate of the rate is summed on the host; pairs of images and noise are assigned by scipy.
 READS_BY_DESIGN = {"prodigy", "immiscible"}
-MODEL = {"_class_name": "MLPDenoiser", "hidden_size": 8, "num_layers": 1, "embedding_size": 4}
 
 
 class Watched(TorchDispatchMode):
@@ -72,10 +70,9 @@ def _is_a_count_of_steps():
 
 def reads_of(folder, monkeypatch, **options):
     """What the third to fifth update of a run read."""
-    (folder / "model.json").write_text(json.dumps(MODEL))
     small = {"dataset_name": "moons", "max_train_steps": 60, "train_batch_size": 8, "num_validation_images": 0}
     small |= {"log_timestep_bins": 2, "objective": "ddpm:num_steps=24", "num_inference_steps": 2}
-    small |= {"model_config_name_or_path": str(folder / "model.json"), "output_dir": str(folder / "run")}
+    small |= {"denoiser": "mlp:hidden_size=8,num_layers=1,embedding_size=4", "output_dir": str(folder / "run")}
     if "averages" in OPTIMIZERS[options.get("optimizer", "adamw")].traits:
         small |= {"use_ema": False, "lr_scheduler": "constant"}
     config = resolve_config(TrainingConfig(**{**small, **options}))

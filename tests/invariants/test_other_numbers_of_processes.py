@@ -1,15 +1,12 @@
 """A run that goes on with other processes and micro-batches, at the same global batch, ends like one that did not change."""
 
-import json
-
 import pytest
 import runs
 import torch
 
 ARGUMENTS = """--dataset_name=moons --max_train_steps=12 --checkpointing_steps=4 --checkpoints_total_limit=0
     --logging_steps=1 --num_validation_images=0 --eval_batch_size=4 --distance_samples=0 --ddpm_num_steps=20
-    --num_inference_steps=2 --no_preflight""".split()
-MODEL = {"_class_name": "MLPDenoiser", "hidden_size": 16, "num_layers": 2, "embedding_size": 8}
+    --num_inference_steps=2 --no_preflight --denoiser=mlp:hidden_size=16,num_layers=2,embedding_size=8""".split()
 BATCH = 32
 
 
@@ -25,11 +22,9 @@ def in_float64():
 
 @pytest.mark.slow
 def test_four_then_two_then_one_process(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(MODEL))
-
     def train(folder, processes, *more):
-        arguments = [*ARGUMENTS, f"--model_config_name_or_path={tmp_path / 'config.json'}", f"--output_dir={folder}"]
-        runs.run(*arguments, f"--train_batch_size={BATCH // processes}", *more, processes=processes, before=in_float64)
+        layout = f"--train_batch_size={BATCH // processes}"
+        runs.run(*ARGUMENTS, f"--output_dir={folder}", layout, *more, processes=processes, before=in_float64)
         return folder
 
     alone, fewer = train(tmp_path / "alone", 1), tmp_path / "fewer"

@@ -303,17 +303,6 @@ def test_other_objectives(tmp_path, objective):
         assert_as_alone(member, arms[place], tmp_path / str(place), FIRST)
 
 
-def test_states_in_eight_bits(tmp_path):
-    """Layers of 4096 weights have them; a rounding there is some percent of an update, and stays below a whole one."""
-    options = {"optimizer": "adamw_8bit", "hidden_size": 64}
-    pytest.importorskip("bitsandbytes")
-    member, _ = run_stack([options, {"hidden_size": 64}], FIRST)
-    trainer = run_solo(options, tmp_path, FIRST)
-    assert torch.uint8 in {state["state1"].dtype for state in member.run.optimizer.state.values()}
-    assert_same_inputs(member, trainer)
-    assert difference(member, trainer) <= member.run.config.learning_rate
-
-
 # --- long runs, ends, divergence -------------------------------------------------------------------------------------------
 
 LONG = {"logging_steps": 50, "validation_steps": 40, "max_train_steps": 400}

@@ -76,20 +76,6 @@ def test_the_committed_cards_are_whole(capsys):
         assert (status, "no manifest.json" in text) == (0, False), text
 
 
-def test_a_damaged_study_is_mended_by_its_command(made, tmp_path, capsys):
-    folder = shutil.copytree(made / "study", tmp_path / "study")
-    first, *_ = sorted((folder / "runs").glob("*.json"))
-    first.unlink()
-    (folder / "summary.json").write_text("")
-    status, text = said(capsys, "study", "report", folder)
-    assert (status, first.name in text) == (2, True)
-    assert "again" in text
-    shutil.copyfile(made / "config.json", tmp_path / "config.json")
-    status, text = said(capsys, "study", "run", made / "study.yaml", "--out", folder)
-    assert status == 0, text
-    assert said(capsys, "check", folder)[0] == 0
-
-
 def test_a_study_that_was_killed_while_its_report_was_written_is_not_damaged(made, tmp_path, capsys, monkeypatch):
     import diffusers_lrlab.study.report.report as report
 

@@ -6,7 +6,7 @@ import random
 import shutil
 
 import pytest
-from continued_runs import SMALL, new_run
+from continued_runs import new_run
 from faults.injected import DAMAGE
 
 from diffusers_lrlab import extend
@@ -27,9 +27,7 @@ UNREADABLE = ("NaN", "Infinity", "1" + "0" * 400, "[" * 100 + "]" * 100, "\\u000
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    (folder / "model.json").write_text(json.dumps(SMALL))
-    return new_run(folder, "run", "constant_with_warmup", 10, ema="posthoc:snapshots=2")
+    return new_run(tmp_path_factory.mktemp("runs"), "run", "constant_with_warmup", 10, ema="posthoc:snapshots=2")
 
 
 def start_from(folder, part=""):

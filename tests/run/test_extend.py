@@ -7,7 +7,7 @@ import signal
 import numpy as np
 import pytest
 import runs
-from continued_runs import SMALL, applied_is, assert_same_end, from_the_start, new_run
+from continued_runs import applied_is, assert_same_end, from_the_start, new_run
 
 from diffusers_lrlab import extend
 from diffusers_lrlab.core.errors import Interrupted, LabError
@@ -17,9 +17,7 @@ from diffusers_lrlab.training.trainer import Trainer
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("runs")
-    (path / "model.json").write_text(json.dumps(SMALL))
-    return path
+    return tmp_path_factory.mktemp("runs")
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,10 @@
 """Runs with settings in images: recorded, and resumed to the bit."""
 
-import json
 import shutil
 
 import pytest
 import runs
-from continued_runs import SMALL, assert_same_end, load_state, new_run
+from continued_runs import assert_same_end, load_state, new_run
 from helpers import is_installed
 from tables import cases
 
@@ -18,7 +17,6 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(tmp_path, name):
     """After the checkpoint of update 5 of 10."""
     tmp_path = tmp_path / name
     tmp_path.mkdir()
-    (tmp_path / "model.json").write_text(json.dumps(SMALL))
     options = {"optimizer": SPECS[name], "ema": "half_life:images=200", "learning_rate": 1e-3}
     whole = new_run(tmp_path, "whole", "cosine", 10, **options)
     killed = tmp_path / "killed"

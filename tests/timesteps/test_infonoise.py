@@ -1,12 +1,11 @@
 """InfoNoise against code of its own in float64, and when its density begins."""
 
-import json
 import math
 
 import numpy as np
 import pytest
 import torch
-from continued_runs import SMALL, new_run
+from continued_runs import new_run
 from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from helpers import load_data_once
 from registrations import restored
@@ -169,7 +168,6 @@ def test_noise_levels_that_the_loss_leaves_out_are_not_waited_for():
 
 
 def test_a_run_says_whether_it_began(tmp_path, capsys):
-    (tmp_path / "model.json").write_text(json.dumps(SMALL))
     run = new_run(tmp_path, "begun", "constant", 8, timestep_sampler=SHORT, logging_steps=3)
     assert "infonoise: its own density of the timesteps began at update 2." in capsys.readouterr().err
     assert read_record(run)["train"]["timestep_density_began"] == 2

@@ -11,7 +11,7 @@ import runs
 import torch
 from accelerate.state import AcceleratorState
 from diffusers import DiffusionPipeline
-from helpers import numbered_image
+from helpers import make_trainer, numbered_image
 
 from diffusers_lrlab import ImagePipeline, TrainingConfig, train
 from diffusers_lrlab.data.batch import Batch
@@ -24,9 +24,6 @@ from diffusers_lrlab.preflight.checks import dead_parameters
 from diffusers_lrlab.preflight.data_checks import Subject
 from diffusers_lrlab.study.stacked.stacks import not_stackable
 from diffusers_lrlab.training.pipeline import draw_samples
-from diffusers_lrlab.training.prepare import prepare
-from diffusers_lrlab.training.run_folder import RunFolder
-from diffusers_lrlab.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 
@@ -118,20 +115,21 @@ def grey(tmp_path_factory):
     return folder
 
 
-def config_of(folder, output, **options):
+def options_of(folder, base, **options):
     given = {
-        "train_data_dir": str(folder), "cache_dir": str(output.parent / "cache"), "output_dir": str(output),
+        "train_data_dir": str(folder), "cache_dir": str(base / "cache"),
         "resolution": 4, "image_channels": 1, "label_column": "label", "train_batch_size": 16, "num_validation_images": 4,
-        "model_config_name_or_path": str(model_file(output.parent / "model", 3, sample_size=4)), "learning_rate": 5e-3,
+        "model_config_name_or_path": str(model_file(base / "model", 3, sample_size=4)), "learning_rate": 5e-3,
         "max_train_steps": 200, "lr_warmup_steps": 0, "eval_batch_size": 8, "num_inference_steps": 10,
         "label_dropout": 0.2, "preflight": False,
     }  # fmt: skip
-    return TrainingConfig(**{**given, **options})
+    return {**given, **options}
 
 
 def test_a_trained_model_samples_the_classes_apart(grey, tmp_path):
     """Bright and dark; the null label samples both, and guidance moves the classes further apart."""
-    train(config_of(grey, tmp_path / "run", objective="flow_matching:num_steps=50", evaluation=False))
+    options = options_of(grey, tmp_path, objective="flow_matching:num_steps=50", evaluation=False)
+    train(TrainingConfig(**options, output_dir=str(tmp_path / "run")))
     pipeline = ImagePipeline.from_pretrained(tmp_path / "run")
     pipeline.set_progress_bar_config(disable=True)
 
@@ -147,36 +145,28 @@ def test_a_trained_model_samples_the_classes_apart(grey, tmp_path):
     assert guided[0] - guided[1] > apart[0] - apart[1] + 10
 
 
-def test_samples_have_the_labels_that_the_metric_expects(grey, tmp_path):
+def test_samples_have_the_labels_that_the_metric_expects(grey, tmp_path, monkeypatch):
     """Those to measure are in the proportions of the data; each pass of the pipeline gets its own share."""
-    config = config_of(grey, tmp_path / "run", guidance_scale=3.0)
-    plan, data, accelerator = prepare(config)
-    trainer, told = Trainer(plan, data, accelerator, RunFolder(tmp_path / "run")), []
-    trainer.run.model.register_forward_pre_hook(
+    run, told = make_trainer(tmp_path / "run", options_of(grey, tmp_path, guidance_scale=3.0)).run, []
+    run.model.register_forward_pre_hook(
         lambda _, given, named: told.append(named["class_labels"].tolist()), with_kwargs=True
     )
-    trainer.run.kind.__class__.sampling_batch, before = 6, trainer.run.kind.sampling_batch
-    try:
-        samples = draw_samples(trainer.run, 10, "frechet")
-    finally:
-        trainer.run.kind.__class__.sampling_batch = before
-    assert samples.shape == (10, 4, 4, 1)
-    asked = data.classes.to_measure(10).tolist()
-    steps = plan.config.num_inference_steps
+    with monkeypatch.context() as patch:
+        patch.setattr(type(run.kind), "sampling_batch", 6)
+        assert draw_samples(run, 10, "frechet").shape == (10, 4, 4, 1)
+    asked, steps = run.data.classes.to_measure(10).tolist(), run.config.num_inference_steps
     assert told == [asked[:6] + [2] * 6] * steps + [asked[6:] + [2] * 4] * steps
     told.clear()
-    assert draw_samples(trainer.run, 9).shape == (8, 4, 4, 1)
+    assert draw_samples(run, 9).shape == (8, 4, 4, 1)
     assert told == [[0] * 4 + [1] * 4 + [2] * 8] * steps
 
 
 def test_all_that_computes_the_loss_tells_the_labels(tmp_path):
     """diffusers' UNet with class labels raises unless it is told some; runs with them are not stacked."""
     model = model_file(tmp_path / "model", 10)
-    given = {"label_column": "label", "model_config_name_or_path": str(model), "max_train_steps": 4, "preflight": False}
-    config = TrainingConfig(**given, num_validation_images=40, train_batch_size=8, output_dir=str(tmp_path / "run"))
-    plan, data, accelerator = prepare(config)
-    trainer = Trainer(plan, data, accelerator, RunFolder(tmp_path / "run"))
-    run = trainer.run
+    given = {"label_column": "label", "model_config_name_or_path": str(model), "max_train_steps": 4}
+    trainer = make_trainer(tmp_path / "run", {**given, "num_validation_images": 40, "train_batch_size": 8})
+    run, data = trainer.run, trainer.run.data
     with pytest.raises(ValueError, match="class_labels should be provided"):
         run.process.losses(run.model, Batch(data.held_out.data[:8]), data.held_out.data[:8], torch.arange(8))
     dead_parameters(Subject(trainer))

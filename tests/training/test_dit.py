@@ -6,7 +6,7 @@ import pytest
 import torch
 from diffusers import DiTTransformer2DModel
 from diffusers.models.embeddings import LabelEmbedding
-from helpers import config, load_data_once
+from helpers import config, load_data_once, make_trainer
 from tables import cases
 
 from diffusers_lrlab import LabError
@@ -18,23 +18,18 @@ from diffusers_lrlab.run.train import run_training
 from diffusers_lrlab.training.config import TrainingConfig
 from diffusers_lrlab.training.model import find_start, given_model_config, make_model
 from diffusers_lrlab.training.plan import make_plan
-from diffusers_lrlab.training.prepare import make_accelerator
-from diffusers_lrlab.training.run_folder import RunFolder
-from diffusers_lrlab.training.trainer import Trainer
 
 TINY = "dit:hidden_size=8,num_layers=2,num_heads=2,patch_size=4"
 LABELS = {"label_column": "label", "label_dropout": 0.5}
 
 
-def plan_of(**options):
-    resolved = config(**{"denoiser": TINY, "max_train_steps": 4, "num_validation_images": 16, **options})
-    data = load_data_once(resolved)
-    return make_plan(resolved, data, given_model_config(resolved)), data
+def model_config():
+    resolved = config(denoiser=TINY, num_validation_images=16)
+    return make_plan(resolved, load_data_once(resolved), given_model_config(resolved)).model_config
 
 
 def trainer_of(tmp_path, **options):
-    plan, data = plan_of(output_dir=str(tmp_path / "run"), mixed_precision="no", **options)
-    return Trainer(plan, data, make_accelerator(plan.config), RunFolder(tmp_path / "run", is_writer=True))
+    return make_trainer(tmp_path, {"denoiser": TINY, "max_train_steps": 4, "num_validation_images": 16, **options})
 
 
 @cases("size, num_images, expected", [(4, 1541, (64, 4, 1)), (32, 50_000, (256, 8, 2)), (256, 10**6, (384, 12, 16))])
@@ -76,8 +71,7 @@ def test_in_training_labels_are_dropped_once_for_the_null_label(tmp_path):
 
 
 def test_a_model_with_weights_to_start_from_drops_no_labels_either(tmp_path):
-    plan, _ = plan_of()
-    DiTTransformer2DModel(**plan.model_config).save_pretrained(tmp_path / "weights")
+    DiTTransformer2DModel(**model_config()).save_pretrained(tmp_path / "weights")
     resolved = config(
         denoiser="dit", max_train_steps=4, num_validation_images=16, pretrained_model_name_or_path=str(tmp_path / "weights")
     )
@@ -89,8 +83,7 @@ def test_a_model_with_weights_to_start_from_drops_no_labels_either(tmp_path):
 
 
 def test_weights_of_another_dit_are_refused(tmp_path):
-    plan, _ = plan_of()
-    DiTTransformer2DModel(**{**plan.model_config, "num_embeds_ada_norm": 10}).save_pretrained(tmp_path / "weights")
+    DiTTransformer2DModel(**{**model_config(), "num_embeds_ada_norm": 10}).save_pretrained(tmp_path / "weights")
     resolved = config(denoiser="dit", max_train_steps=4, pretrained_model_name_or_path=str(tmp_path / "weights"))
     with pytest.raises(LabError, match=r"num_embeds_ada_norm=10 of the model '.*': must be 1000.*DiTPipeline"):
         given_model_config(resolved, find_start(resolved))

@@ -1,7 +1,6 @@
 """Runs that diverge: nothing that is not finite is saved, and skipped updates resume to the bit."""
 
 import functools
-import json
 import math
 import shutil
 
@@ -20,28 +19,20 @@ from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import RunFolder
 from diffusers_lrlab.training.trainer import Trainer
 
-MODEL = {"_class_name": "MLPDenoiser", "hidden_size": 8, "num_layers": 1, "embedding_size": 4}
 LATEST = "--resume_from_checkpoint=latest"
 NEVER = 10**6
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model") / "config.json"
-    path.write_text(json.dumps(MODEL))
-    return path
-
-
-def options(model, **more):
+def options(**more):
     small = {"dataset_name": "moons", "max_train_steps": 12, "train_batch_size": 32, "num_validation_images": 16}
     small |= {"logging_steps": 5, "checkpointing_steps": 3, "validation_steps": 6, "log_timestep_bins": 2}
     small |= {"ddpm_num_steps": 4, "num_inference_steps": 2, "save_images_epochs": NEVER}
-    return {**small, "model_config_name_or_path": str(model), **more}
+    return {**small, "denoiser": "mlp:hidden_size=8,num_layers=1,embedding_size=4", **more}
 
 
-def make_trainer(folder, model, bad=(), **more):
+def make_trainer(folder, bad=(), **more):
     """A trainer whose data are NaN at the updates `bad`."""
-    trainer = helpers.make_trainer(folder, options(model, **more))
+    trainer = helpers.make_trainer(folder, options(**more))
     do_update = trainer.do_update
 
     def poisoned(batch):
@@ -55,9 +46,9 @@ def checkpoints(folder):
     return [path.name for path in RunFolder(folder).checkpoints()]
 
 
-def command(folder, model, **more):
+def command(folder, **more):
     more = {"eval_batch_size": 4, "distance_samples": 0, "output_dir": folder, **more}
-    return [*(f"--{name}={value}" for name, value in options(model, **more).items()), "--no_preflight"]
+    return [*(f"--{name}={value}" for name, value in options(**more).items()), "--no_preflight"]
 
 
 # Far above what plain gradient descent bears on this loss.
@@ -66,9 +57,9 @@ HOT |= {"lr_scheduler": "constant_with_warmup", "lr_warmup_steps": 60}  # so tha
 HOT |= {"logging_steps": 50, "checkpointing_steps": 5, "validation_steps": 100}
 
 
-def test_finite_checkpoints_are_not_displaced(tmp_path, model):
+def test_finite_checkpoints_are_not_displaced(tmp_path):
     """The log is read every 50 updates; three checkpoints that were not finite stood where finite ones had been."""
-    error = runs.run(*command(tmp_path / "run", model, **HOT), expect=2)
+    error = runs.run(*command(tmp_path / "run", **HOT), expect=2)
     left = [tmp_path / "run" / name for name in checkpoints(tmp_path / "run")]
     assert left
     for checkpoint in left:
@@ -81,9 +72,9 @@ def test_finite_checkpoints_are_not_displaced(tmp_path, model):
     assert not (tmp_path / "run" / "model_index.json").exists()
 
 
-def test_what_is_not_finite_is_named(tmp_path, model):
+def test_what_is_not_finite_is_named(tmp_path):
     """In weights, moving average and state of the optimizer; numbers that a 2-norm cannot hold are finite."""
-    trainer = make_trainer(tmp_path, model)
+    trainer = make_trainer(tmp_path)
     updates = trainer.updates(show_progress=False)
     next(updates)
     weights = next(iter(trainer.run.model.parameters())).data
@@ -106,11 +97,11 @@ def test_what_is_not_finite_is_named(tmp_path, model):
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(1, [11]), (2, [9, 11]), (0, [0, 3, 6, 7, 9, 11])])
-def test_which_checkpoints_are_kept(tmp_path, model, limit, expected):
+def test_which_checkpoints_are_kept(tmp_path, limit, expected):
     for update in (0, 3, 6, 7, 9, 11):
         (tmp_path / f"checkpoint-{update}").mkdir()
         (tmp_path / f"checkpoint-{update}" / "trainer.json").write_text("{}")
-    config = TrainingConfig(**options(model, checkpoints_total_limit=limit), output_dir=str(tmp_path))
+    config = TrainingConfig(**options(checkpoints_total_limit=limit), output_dir=str(tmp_path))
     remove_old_checkpoints(RunFolder(tmp_path), resolve_config(config))
     assert {path.name for path in tmp_path.glob("checkpoint-*")} == {f"checkpoint-{update}" for update in expected}
 
@@ -131,14 +122,14 @@ def end_of(trainer):
     }
 
 
-def stopped_and_resumed(folder, model, after, **more):
+def stopped_and_resumed(folder, after, **more):
     """The end of a run that is killed after so many steps of its loop, and goes on."""
-    trainer = make_trainer(folder, model, **more)
+    trainer = make_trainer(folder, **more)
     updates = trainer.updates(show_progress=False)
     for _ in range(after):
         next(updates)
     updates.close()
-    trainer = make_trainer(folder, model, **more)
+    trainer = make_trainer(folder, **more)
     if newest := trainer.folder.newest_checkpoint():
         trainer.resume(newest)
     list(trainer.updates(show_progress=False))
@@ -148,8 +139,8 @@ def stopped_and_resumed(folder, model, after, **more):
 # --- skipped updates ---------------------------------------------------------------------------------------------------
 
 
-def test_a_bad_update_leaves_everything_but_the_clock(tmp_path, model):
-    trainer = make_trainer(tmp_path, model, bad=(4,), skip_bad_updates=1, timestep_sampler="loss_second_moment")
+def test_a_bad_update_leaves_everything_but_the_clock(tmp_path):
+    trainer = make_trainer(tmp_path, bad=(4,), skip_bad_updates=1, timestep_sampler="loss_second_moment")
     updates = trainer.updates(show_progress=False)
     while next(updates) < 4:
         pass
@@ -168,12 +159,12 @@ def test_a_bad_update_leaves_everything_but_the_clock(tmp_path, model):
     assert skipped(trainer) == {"total": 1, "in_a_row": 0}
 
 
-def test_skipped_updates_are_resumed_to_the_bit(tmp_path, model):
+def test_skipped_updates_are_resumed_to_the_bit(tmp_path):
     more = {"bad": (4, 5, 9), "skip_bad_updates": 2, "gradient_accumulation_steps": 2, "logging_steps": 1}
-    whole = make_trainer(tmp_path / "whole", model, **more)
+    whole = make_trainer(tmp_path / "whole", **more)
     list(whole.updates(show_progress=False))
     for after in (5, 6, 10):
-        found = stopped_and_resumed(tmp_path / str(after), model, after, **more)
+        found = stopped_and_resumed(tmp_path / str(after), after, **more)
         found["left"] = checkpoints(tmp_path / "whole")
         assert_same(found, end_of(whole))
     rows = whole.folder.read_metrics()
@@ -181,8 +172,8 @@ def test_skipped_updates_are_resumed_to_the_bit(tmp_path, model):
     assert rows[-2]["skipped_updates"] == 3
 
 
-def test_too_many_in_a_row(tmp_path, model):
-    trainer = make_trainer(tmp_path, model, bad=(4, 5, 6), skip_bad_updates=2)
+def test_too_many_in_a_row(tmp_path):
+    trainer = make_trainer(tmp_path, bad=(4, 5, 6), skip_bad_updates=2)
     with pytest.raises(Diverged, match="The gradients of 3 updates in a row are not finite around update 6"):
         list(trainer.updates(show_progress=False))
     assert checkpoints(tmp_path) == ["checkpoint-3", "checkpoint-6"]
@@ -210,11 +201,11 @@ def poison_one_process(update):
 
 
 @pytest.mark.slow
-def test_two_processes_decide_alike(tmp_path, model):
+def test_two_processes_decide_alike(tmp_path):
     """With accumulation; what one of them sees, both leave out."""
     more = {"train_batch_size": 8, "gradient_accumulation_steps": 2}
     before = functools.partial(poison_one_process, 7)
-    skips = command(tmp_path / "skips", model, **more, skip_bad_updates=1)
+    skips = command(tmp_path / "skips", **more, skip_bad_updates=1)
     runs.run(*skips, processes=2, before=before)
     record = runs.read_record(tmp_path / "skips")
     assert record["train"]["skipped_updates"] == 1

@@ -22,25 +22,18 @@ from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.plan_text import describe_plan
 from diffusers_lrlab.training.resolve import resolve_config
 
-SMALL = {"_class_name": "MLPDenoiser", "hidden_size": 16, "num_layers": 1, "embedding_size": 8}
+MODEL = "mlp:hidden_size=16,num_layers=1,embedding_size=8"
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model") / "config.json"
-    path.write_text(json.dumps(SMALL))
-    return path
-
-
-def make_trainer(folder, model, **options):
+def make_trainer(folder, **options):
     small = {"dataset_name": "moons", "max_train_steps": 6, "train_batch_size": 32, "num_validation_images": 64}
     small["num_inference_steps"] = 3  # previews are not what is looked at
-    return helpers.make_trainer(folder, {**small, "model_config_name_or_path": str(model), "logging_steps": 2, **options})
+    return helpers.make_trainer(folder, {**small, "denoiser": MODEL, "logging_steps": 2, **options})
 
 
-def test_the_loss_of_a_point_is_the_textbooks(tmp_path, model):
+def test_the_loss_of_a_point_is_the_textbooks(tmp_path):
     """Mean squared error of the noise, over coordinates, at the timestep and noise of the run's own streams."""
-    trainer = make_trainer(tmp_path, model)
+    trainer = make_trainer(tmp_path)
     batch = trainer.run.data.in_memory[:32]
     points = batch.data
     timesteps, (noise,) = trainer.run.objective.draw(0), trainer.run.objective.noise(0, points)
@@ -55,18 +48,18 @@ def test_the_loss_of_a_point_is_the_textbooks(tmp_path, model):
 # --- whole runs ------------------------------------------------------------------------------------------------------
 
 
-def arguments(base, output, model, *more):
+def arguments(output, *more):
     return [
-        *("--dataset_name=circle", f"--model_config_name_or_path={model}", f"--output_dir={output}"),
+        *("--dataset_name=circle", f"--denoiser={MODEL}", f"--output_dir={output}"),
         *("--max_train_steps=40", "--train_batch_size=64", "--num_validation_images=200", "--eval_batch_size=50"),
         *("--ddpm_num_steps=20", "--logging_steps=5", "--checkpointing_steps=20", "--checkpoints_total_limit=0", *more),
     ]
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, model):
+def finished(tmp_path_factory):
     base = tmp_path_factory.mktemp("points")
-    stderr = runs.run(*arguments(base, base / "run", model, "--timestep_grad_every=20"), pictures=True)
+    stderr = runs.run(*arguments(base / "run", "--timestep_grad_every=20"), pictures=True)
     return base / "run", stderr
 
 
@@ -98,8 +91,8 @@ def test_the_results_are_those_of_the_pipeline(finished):
 
 
 @pytest.mark.slow
-def test_a_quick_try_draws_and_measures_no_samples(tmp_path, model):
-    runs.run(*arguments(tmp_path, tmp_path / "run", model, "--no_evaluation"))
+def test_a_quick_try_draws_and_measures_no_samples(tmp_path):
+    runs.run(*arguments(tmp_path / "run", "--no_evaluation"))
     card, results = (tmp_path / "run/README.md").read_text(), runs.read_record(tmp_path / "run")["train"]["results"]
     assert "validation_loss" in results
     assert not {"kl", "exact_kl", "distance_samples"} & {*results}
@@ -146,9 +139,9 @@ def test_a_folder_of_points_trains_by_its_name_alone(tmp_path):
     assert PointDDPMPipeline.from_pretrained(tmp_path / "run")(num_points=3).points.shape == (3, 5)
 
 
-def test_a_stream_is_not_read_to_its_end(tmp_path, model):
+def test_a_stream_is_not_read_to_its_end(tmp_path):
     options, _ = streamed(tmp_path, 900)
-    trainer = make_trainer(tmp_path / "run", model, **{**options, "num_validation_images": 0})
+    trainer = make_trainer(tmp_path / "run", **{**options, "num_validation_images": 0})
     assert trainer.run.data.num_images is None
     assert list(trainer.updates()) == list(range(1, 7))
     read = []
@@ -168,34 +161,34 @@ def streamed(base, *sizes):
     return {**options, "cache_dir": str(base / "cache")}, folder
 
 
-def test_a_stream_is_resumed_to_the_bit(tmp_path, model):
+def test_a_stream_is_resumed_to_the_bit(tmp_path):
     options, _ = streamed(tmp_path, 30, 40, 50, 60)
     options |= {"stream_shuffle_buffer": 16, "dataloader_num_workers": 1}
-    whole = make_trainer(tmp_path / "whole", model, **options)
+    whole = make_trainer(tmp_path / "whole", **options)
     assert list(whole.updates()) == [1, 2, 3, 4, 5, 6]
-    stopped = make_trainer(tmp_path / "run", model, **options)
+    stopped = make_trainer(tmp_path / "run", **options)
     for update in stopped.updates():
         if update == 3:
             break
     checkpoint = stopped.save()
     assert json.loads((checkpoint / "trainer.json").read_text())["data"]["stream"] == {"order": 1, "shards": 4, "rows": 160}
-    resumed = make_trainer(tmp_path / "run", model, **options | {"dataloader_num_workers": 0})
+    resumed = make_trainer(tmp_path / "run", **options | {"dataloader_num_workers": 0})
     resumed.resume(checkpoint)
     assert list(resumed.updates()) == [4, 5, 6]
     for expected, found in zip(whole.run.model.parameters(), resumed.run.model.parameters(), strict=True):
         assert torch.equal(expected, found)
 
 
-def test_a_stream_whose_shards_changed_is_not_resumed(tmp_path, model):
+def test_a_stream_whose_shards_changed_is_not_resumed(tmp_path):
     """Their names were swapped: as many shards with as many rows, and other rows behind each number."""
     options, folder = streamed(tmp_path, 30, 30, 30, 30)
-    checkpoint = make_trainer(tmp_path / "run", model, **options).save()
-    make_trainer(tmp_path / "run", model, **options).resume(checkpoint)
+    checkpoint = make_trainer(tmp_path / "run", **options).save()
+    make_trainer(tmp_path / "run", **options).resume(checkpoint)
     first, second = folder / "train-0.parquet", folder / "train-1.parquet"
     contents = first.read_bytes(), second.read_bytes()
     first.write_bytes(contents[1])
     second.write_bytes(contents[0])
-    changed = make_trainer(tmp_path / "run", model, **options)
+    changed = make_trainer(tmp_path / "run", **options)
     with pytest.raises(
         LabError, match=r"with other settings:\n  data: .*fingerprint[^\n]*\nResume with the settings and data of that run"
     ):
@@ -204,7 +197,7 @@ def test_a_stream_whose_shards_changed_is_not_resumed(tmp_path, model):
         (folder / f"train-{shard}.parquet").unlink()
     first.write_bytes(contents[0])
     with pytest.raises(LabError, match=r"with other settings:\n  data: .*'shards': 4, 'rows': 100.*'shards': 1"):
-        make_trainer(tmp_path / "run", model, **options).resume(checkpoint)
+        make_trainer(tmp_path / "run", **options).resume(checkpoint)
 
 
 def test_points_on_another_scale_than_the_noise_are_told(tmp_path):

@@ -11,7 +11,7 @@ import helpers
 import pytest
 import runs
 import torch.distributed as dist
-from faults.cases import LATEST, MODEL, OPTIONS, differences
+from faults.cases import LATEST, OPTIONS, differences
 from faults.injected import DAMAGE
 
 from diffusers_lrlab import TrainingConfig
@@ -28,25 +28,18 @@ from diffusers_lrlab.training.resume import find_checkpoint
 from diffusers_lrlab.training.run_folder import RunFolder
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    base = tmp_path_factory.mktemp("base")
-    (base / "config.json").write_text(json.dumps(MODEL))
-    return base
+def start(folder, *options, expect=0, **how):
+    return runs.run(*arguments(folder), *options, expect=expect, **how)
 
 
-def start(base, folder, *options, expect=0, **how):
-    return runs.run(*arguments(base, folder), *options, expect=expect, **how)
-
-
-def arguments(base, folder):
-    return [*OPTIONS, f"--model_config_name_or_path={base / 'config.json'}", f"--output_dir={folder}"]
+def arguments(folder):
+    return [*OPTIONS, "--denoiser=mlp:hidden_size=8,num_layers=1,embedding_size=4", f"--output_dir={folder}"]
 
 
 @pytest.fixture(scope="module")
-def finished(base):
-    start(base, base / "run")
-    return base / "run"
+def finished(tmp_path_factory):
+    start(folder := tmp_path_factory.mktemp("base") / "run")
+    return folder
 
 
 @pytest.fixture
@@ -82,8 +75,8 @@ def see_an_older_one_in_the_second_process():
 
 
 @pytest.mark.slow
-def test_processes_that_see_different_checkpoints_do_not_go_on(base, copy):
-    error = start(base, copy, LATEST, processes=2, before=see_an_older_one_in_the_second_process, expect=2)
+def test_processes_that_see_different_checkpoints_do_not_go_on(copy):
+    error = start(copy, LATEST, processes=2, before=see_an_older_one_in_the_second_process, expect=2)
     assert f"The processes see different things in --output_dir '{copy}': checkpoint-8, checkpoint-6." in error
     assert "Traceback" not in error
 
@@ -99,23 +92,23 @@ def test_a_log_that_lost_rows_is_told(copy, capsys, how):
     folder.append_metrics({"update": 8, "loss": 1.0})  # and training goes on
 
 
-def test_latest_goes_on_from_the_newest_that_is_whole(base, finished, copy):
+def test_latest_goes_on_from_the_newest_that_is_whole(finished, copy):
     """To the bit: with the diagnostics of that checkpoint, and without one that a killed run had not yet removed."""
     damaged(copy / "checkpoint-8" / "state.pt", "bit")
     damaged(copy / "lrlab" / "timesteps.parquet", "half")
     shutil.copytree(copy / "checkpoint-6", copy / "checkpoint-4")
-    error = start(base, copy, LATEST)
+    error = start(copy, LATEST)
     assert "state.pt' is damaged (its SHA-256 has changed). The newest intact checkpoint is checkpoint-6" in error
     assert error.count("warning:") == 1
     assert not differences(finished, copy)
 
 
 @pytest.mark.slow
-def test_the_second_start_is_refused(base, tmp_path):
+def test_the_second_start_is_refused(tmp_path):
     folder = tmp_path / "run"
-    first = runs.start_and_wait_for((folder / "lrlab" / "run.json").exists, *arguments(base, folder))
+    first = runs.start_and_wait_for((folder / "lrlab" / "run.json").exists, *arguments(folder))
     os.kill(first.pid, signal.SIGSTOP)
-    error = start(base, folder, "--overwrite_output_dir", expect=2)
+    error = start(folder, "--overwrite_output_dir", expect=2)
     assert "is being written by another process. Wait for it, stop it, or give another --output_dir" in error
     os.kill(first.pid, signal.SIGCONT)
     assert first.wait() == 0
@@ -191,11 +184,11 @@ def signal_in_last_checkpoint():
 
 
 @pytest.mark.slow
-def test_a_signal_during_the_last_checkpoint_counts(base, finished, tmp_path):
-    error = start(base, tmp_path / "run", expect=143, before=signal_in_last_checkpoint)
+def test_a_signal_during_the_last_checkpoint_counts(finished, tmp_path):
+    error = start(tmp_path / "run", expect=143, before=signal_in_last_checkpoint)
     assert "Stopped by SIGTERM" in error
     assert runs.read_record(tmp_path / "run")["run"]["status"] == "cancelled"
-    start(base, tmp_path / "run", LATEST)
+    start(tmp_path / "run", LATEST)
     assert not differences(finished, tmp_path / "run")
 
 

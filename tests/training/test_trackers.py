@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from accelerate.state import AcceleratorState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
-from small_studies import BASE, ONE, TINY, study, without_report
+from small_studies import ONE, study, without_report
 
 from diffusers_lrlab import LabError, TrainingConfig, train
 from diffusers_lrlab.training.resolve import resolve_config
 
-SMALL = {"dataset_name": "dino", "max_train_steps": 4, "train_batch_size": 8, "num_validation_images": 16}
-SMALL |= {"ddpm_num_steps": 10, "num_inference_steps": 2, "lr_warmup_steps": 0}
+SMALL = {"max_train_steps": 4, "train_batch_size": 8, "num_validation_images": 16, "ddpm_num_steps": 10}
+SMALL |= {"num_inference_steps": 2, "lr_warmup_steps": 0, "denoiser": "mlp:hidden_size=16,num_layers=1,embedding_size=8"}
 
 
 @pytest.fixture(autouse=True)
@@ -65,16 +65,10 @@ def of(shown, tracker, event):
     return [(step, values) for name, what, step, values in shown if (name, what) == (tracker, event)]
 
 
-@pytest.fixture
-def model(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(TINY))
-    return {"model_config_name_or_path": str(tmp_path / "config.json")}
-
-
-def test_several_trackers_are_shown_a_run(tmp_path, shown, model):
+def test_several_trackers_are_shown_a_run(tmp_path, shown):
     run = tmp_path / "run"
     options = {"eval_batch_size": 20, "distance_samples": 16, "logging_steps": 2, "validation_steps": 4, "preflight": False}
-    train(TrainingConfig(**SMALL, **model, **options, logger="numbers,pictures, numbers", output_dir=run))
+    train(TrainingConfig(**SMALL, **options, dataset_name="dino", logger="numbers,pictures, numbers", output_dir=run))
     for name in ("numbers", "pictures"):
         ((project, values),) = of(shown, name, "start")
         assert project == "diffusers_lrlab"
@@ -91,9 +85,9 @@ def test_several_trackers_are_shown_a_run(tmp_path, shown, model):
 
 
 @pytest.mark.slow
-def test_the_runs_of_a_study_are_a_group(tmp_path, shown, model):
-    base = {**BASE, **model, "max_train_steps": 4, "distance_samples": 16, "num_inference_steps": 2, "logger": "numbers"}
+def test_the_runs_of_a_study_are_a_group(tmp_path, shown):
     with without_report():
+        base = {**SMALL, "distance_samples": 16, "logger": "numbers"}
         study(tmp_path, tmp_path / "out", "--executor=stacked", **ONE, base=base)
     starts = [values for _, values in of(shown, "numbers", "start")]
     about = sorted((values["arm"], values["dataset"], values["seed"]) for values in starts)
@@ -105,12 +99,12 @@ def test_the_runs_of_a_study_are_a_group(tmp_path, shown, model):
     assert {"train/loss", "train/lr", "validation/loss_ema", "results/energy_distance"} <= logged
 
 
-def test_a_tracker_that_fails_to_start_fails_the_run(tmp_path, shown, model, monkeypatch):
+def test_a_tracker_that_fails_to_start_fails_the_run(tmp_path, shown, monkeypatch):
     def refuse(tracker, *_):
         raise ConnectionError("no such host")
 
     monkeypatch.setattr(LOGGER_TYPE_TO_CLASS["numbers"], "start", refuse)
-    options = {**SMALL, **model, "eval_batch_size": 4, "distance_samples": 0, "preflight": False}
+    options = {**SMALL, "dataset_name": "dino", "eval_batch_size": 4, "distance_samples": 0, "preflight": False}
     with pytest.raises(
         LabError, match="The tracker 'numbers' failed at .*: ConnectionError: no such host. Hint: fix that, or"
     ) as error:
