@@ -14,8 +14,8 @@ from typing import Any
 
 from ..core.environment import require_extra
 from ..core.errors import LabError, warn
-from ..core.registry import markdown_table
 from ..core.values import COUNT, Range
+from ..core.words import markdown_table
 from .host.source import HostScript, NotRecognised, find_faults
 
 

@@ -10,7 +10,6 @@ for it. The density is such that density times weight of that error is this rate
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from .registries import TIMESTEP_SAMPLERS
 
 _SMALLEST = 1e-30  # of an error whose logarithm is taken
 _DIGITS = 4  # of the densities of a spec string
+_SOONER = "lower min_count, num_bins, warmup_updates or refresh_every, or train for longer or with larger batches"
 _TENSORS = ("sums", "counts", "means", "density", "is_adapted", "began")
 
 
@@ -155,12 +155,30 @@ class InfoNoise:
             "piecewise", {"densities": densities, "low": low, "high": high, "uniform_share": self.uniform_share}
         )
 
-    def beginning(self, batch_size: int, num_updates: int) -> "Beginning":
-        """When its first density is expected: losses of every part that has a weight, at the noise levels that have one."""
+    def check_length(self, name: str, before: str, num_updates: int, batch_size: int) -> str | None:
+        """
+        Raises a `LabError` if the first density cannot begin in a run, whichever timesteps are drawn before; returns a
+        warning if it is not likely to. It waits for losses of every part that has a weight.
+        """
         trained = self.weights() > 0
         parts = [(self.bins == number) & trained for number in self.filled]
-        masses = np.asarray([float(self.before[part].sum()) for part in parts if part.any()])
-        return Beginning(masses, self.min_count, self.warmup_updates, self.refresh_every, batch_size, num_updates)
+        masses = [float(self.before[part].sum()) for part in parts if part.any()]
+        first = max(1, -(-self.warmup_updates // self.refresh_every)) * self.refresh_every
+        last = (num_updates - 1) // self.refresh_every * self.refresh_every
+        needed = f"{counted(len(masses), 'part')} with {counted(self.min_count, 'loss')} each under the density {before}"
+        if last < first or last * batch_size < self.min_count * len(masses):
+            raise LabError(
+                f"--timestep_sampler {name}: must be able to begin in {counted(num_updates, 'update')} of "
+                f"{counted(batch_size, 'image')}, but it needs {needed}, and update {first}. Hint: {_SOONER}, or use "
+                f"{before} itself."
+            )
+        rarest = last * batch_size * min(masses)
+        if rarest >= 2 * self.min_count:
+            return None
+        return (
+            f"{name!r} keeps the density {before} until it has {needed}, and this run gives the rarest part about "
+            f"{rarest:.3g}: its own density may never begin. Hint: {_SOONER}."
+        )
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         own = {name: getattr(self, name).clone() for name in _TENSORS}
@@ -188,54 +206,3 @@ def _fixed_density(spec: str, levels: NoiseLevels) -> np.ndarray:
     own = {key: value for key, value in kwargs.items() if key not in ("draw", "unbiased")}
     weights = np.asarray(entry(Progress(0, 1), levels, **own), np.float64)
     return np.asarray(weights / weights.sum())
-
-
-@dataclass(frozen=True)
-class Beginning:
-    """
-    The forecast of the first density in a run of `num_updates` updates of `batch_size` images.
-
-    From update `warmup_updates` on, at a multiple of `refresh_every`, it begins once every part of the noise levels has had
-    `min_count` losses. `masses`, float64 of shape `(parts,)`, are the probabilities of the parts until then.
-    """
-
-    masses: np.ndarray
-    min_count: int
-    warmup_updates: int
-    refresh_every: int
-    batch_size: int
-    num_updates: int
-
-    @property
-    def update(self) -> int:
-        """The update by which it is expected: that of enough losses of the rarest part and a standard deviation more."""
-        images = (self.min_count + math.sqrt(self.min_count)) / max(float(self.masses.min()), _SMALLEST)
-        return self._refresh_from(images / self.batch_size)
-
-    def _refresh_from(self, update: float) -> int:
-        """The first refresh at or after an update at which a density may begin."""
-        return math.ceil(max(update, self.warmup_updates, 1) / self.refresh_every) * self.refresh_every
-
-    def check(self, name: str, before: str) -> None:
-        """Raises a `LabError` if the density cannot begin in this run, whichever timesteps are drawn."""
-        first = self._refresh_from(self.min_count * len(self.masses) / self.batch_size)
-        if first >= self.num_updates or not self.masses.all():
-            needed = f"{counted(len(self.masses), 'part')} with {counted(self.min_count, 'loss')} each"
-            raise LabError(
-                f"--timestep_sampler {name}: must be able to begin in {counted(self.num_updates, 'update')} of "
-                f"{counted(self.batch_size, 'image')}, but it needs {needed} under the density {before}, and update "
-                f"{self._refresh_from(0)}. Hint: {_SOONER}, or use {before} itself."
-            )
-
-    def warning(self, name: str, before: str) -> str | None:
-        """A warning if it is not likely to begin in the run."""
-        if self.update < self.num_updates:
-            return None
-        return (
-            f"{name!r} keeps the density {before} until its warm-up is over and every part of ln sigma has "
-            f"{counted(self.min_count, 'loss')}: with {counted(self.batch_size, 'image')} an update, by about update "
-            f"{self.update:,}, and this run has {counted(self.num_updates, 'update', ',')}. Hint: {_SOONER}."
-        )
-
-
-_SOONER = "lower min_count, num_bins, warmup_updates or refresh_every, or train for longer or with larger batches"

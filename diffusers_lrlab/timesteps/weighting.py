@@ -257,7 +257,7 @@ def get_loss_weighting(
         prediction_type (`str`, *optional*): `"epsilon"`, `"sample"`, `"v_prediction"` or `"flow_velocity"`; the scheduler's
             if not given.
         device (*optional*): Where the weights are looked up.
-        **kwargs: The weighting's own parameters, as `lrlab list weightings --markdown` shows them.
+        **kwargs: The weighting's own parameters, as `lrlab list weightings --json` shows them.
     """
     choice = choose(name, kwargs, LOSS_WEIGHTINGS)
     if noise_scheduler is None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DDPMScheduler
+from registrations import restored
 from tables import cases
 
 from diffusers_lrlab import LabError, TrainingConfig
@@ -106,7 +107,7 @@ def test_a_noise_schedule_that_diffusers_lacks_is_an_error_with_a_remedy():
 
 
 def test_what_is_no_process_is_refused():
-    with OBJECTIVES.temporarily():
+    with restored(OBJECTIVES):
         OBJECTIVES.register("none_at_all", description="", source="")(lambda num_steps, is_bounded: num_steps)
         with pytest.raises(LabError, match="'none_at_all' must return an object of a subclass of NoiseProcess"):
             make_process("none_at_all", num_steps=4, is_bounded=True)

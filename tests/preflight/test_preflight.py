@@ -89,7 +89,7 @@ DESERVED = {
         ({"max_train_steps": 500, "ema": "warmup_power:update_every=1000"}, "100 % of the averaged weights"),
         ({"ema": "half_life:images=1e6,rampup=1e9"}, "of the first tenth of 200 updates"),
     ],
-    "warmup_share": [({"lr_warmup_steps": 100}, "Warm-up takes 100 of 200 updates")],
+    "warmup_share": [({"lr_warmup_steps": 100, "label_column": "label"}, "Warm-up takes 100 of 200 updates")],
     "learning_rate": [
         ({"learning_rate": 0.5}, "0.5 is 500 times the usual one for adamw"),
         ({"learning_rate": 1e-7}, "1/1e+03 of the usual one"),

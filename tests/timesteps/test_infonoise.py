@@ -9,15 +9,14 @@ import torch
 from continued_runs import SMALL, new_run
 from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from helpers import load_data_once
+from registrations import restored
 from runs import read_record
 from tables import cases
 
 from diffusers_lrlab import LabError, TrainingConfig, get_loss_weighting, get_timestep_sampler, register_loss_weighting
-from diffusers_lrlab.timesteps.infonoise import Beginning
 from diffusers_lrlab.timesteps.noise_levels import prediction_type_of
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS
 from diffusers_lrlab.training.plan import make_plan
-from diffusers_lrlab.training.plan_text import describe_plan
 from diffusers_lrlab.training.resolve import resolve_config
 
 SCHEDULERS = {
@@ -142,62 +141,31 @@ FLOW = FlowMatchEulerDiscreteScheduler()
 SHORT = "infonoise:num_bins=2,warmup_updates=2,refresh_every=2,min_count=1"
 
 
-@cases("scheduler", [FLOW, DDPMScheduler()])
-def test_most_runs_begin_by_the_update_of_the_forecast_and_not_long_before(scheduler):
-    spec, begun = "infonoise:num_bins=10,warmup_updates=0,refresh_every=4,min_count=2", []
-    for seed in range(30):
-        sampler, generator, update = get_timestep_sampler(spec, noise_scheduler=scheduler), torch.Generator(), 0
-        generator.manual_seed(seed)
-        while not sampler.began():
-            sampler.observe(sampler.sample(64, update, generator), torch.rand(64, generator=generator) + 0.1)
-            update += 1
-        begun.append(sampler.began())
-    forecast = get_timestep_sampler(spec, noise_scheduler=scheduler).beginning(64, 1000).update
-    assert np.mean(np.array(begun) <= forecast) > 0.6
-    assert forecast <= 3 * np.median(begun)
-
-
 @cases(
-    ("guards", "num_updates", "why"),
+    ("guards", "num_updates", "why", "is_unlikely"),
     [
-        ({"warmup_updates": 500, "refresh_every": 100}, 500, "update 500. Hint: lower min_count, num_bins"),
-        ({"min_count": 20}, 9, "4 parts with 20 losses each under the density uniform"),
-        ({"masses": [0.5, 0.0, 0.5]}, 100, "3 parts with 1 loss each under the density uniform"),
+        ("warmup_updates=500,refresh_every=100,num_bins=4", 500, "and update 500. Hint: lower min_count, num_bins", False),
+        ("warmup_updates=0,refresh_every=1,num_bins=4", 10, "4 parts with 20 losses each under the density uniform", True),
     ],
 )
-def test_a_density_that_cannot_begin_is_refused(guards, num_updates, why):
-    guards = {"masses": [0.25] * 4, "min_count": 1, "warmup_updates": 0, "refresh_every": 1, **guards}
-    beginning = Beginning(**guards | {"masses": np.array(guards["masses"])}, batch_size=8, num_updates=num_updates)
+def test_a_run_in_which_it_cannot_begin_is_refused_and_an_unlikely_one_is_warned(guards, num_updates, why, is_unlikely):
+    sampler = get_timestep_sampler(f"infonoise:{guards}", noise_scheduler=FLOW)
     with pytest.raises(LabError, match=f"--timestep_sampler infonoise: must be able to begin in .*{why}"):
-        beginning.check("infonoise", "uniform")
-
-
-def test_a_run_in_which_it_is_unlikely_to_begin_is_warned():
-    spec = "infonoise:warmup_updates=200,refresh_every=50"
-    warning = get_timestep_sampler(spec, noise_scheduler=FLOW).beginning(16, 1000).warning("infonoise", "uniform")
-    assert "with 16 images an update, by about update " in warning
-    assert ", and this run has 1,000 updates. Hint: lower min_count," in warning
-    helped = get_timestep_sampler(f"{spec},min_count=2", noise_scheduler=FLOW).beginning(16, 1000)
-    assert helped.warning("infonoise", "uniform") is None
-    assert get_timestep_sampler("loss_second_moment", noise_scheduler=FLOW).beginning(16, 1000) is None
-
-
-def test_a_long_run_warns_of_nothing_and_its_plan_names_the_update():
-    options = {"dataset_name": "moons", "train_batch_size": 64, "max_train_steps": 3000}
-    config = resolve_config(TrainingConfig(timestep_sampler=SHORT, **options))
-    text = describe_plan(make_plan(config, load_data_once(config), None))
-    assert "; its own density by about update 2" in text
-    assert "keeps the density" not in text
+        sampler.check_length(num_updates, 8)
+    assert ("this run gives the rarest part about" in str(sampler.check_length(num_updates + 1, 8))) == is_unlikely
+    assert sampler.check_length(10_000, 8) is None
+    assert get_timestep_sampler("loss_second_moment", noise_scheduler=FLOW).check_length(1, 8) is None
 
 
 def test_noise_levels_that_the_loss_leaves_out_are_not_waited_for():
-    with LOSS_WEIGHTINGS.temporarily():
+    with restored(LOSS_WEIGHTINGS):
         register_loss_weighting("lower_half", description="of a test", source="this test")(
             lambda levels: (np.arange(len(levels.snr)) < len(levels.snr) / 2).astype(float)
         )
-        options = {"dataset_name": "moons", "max_train_steps": 3000, "timestep_sampler": "infonoise"}
+        options = {"dataset_name": "moons", "max_train_steps": 300, "timestep_sampler": "infonoise"}
         config = resolve_config(TrainingConfig(loss_weighting="lower_half", **options))
-        assert make_plan(config, load_data_once(config), None).beginning.masses.sum() == pytest.approx(0.5)
+        with pytest.raises(LabError, match="30 parts with"):
+            make_plan(config, load_data_once(config), None)
 
 
 def test_a_run_says_whether_it_began(tmp_path, capsys):

@@ -10,6 +10,7 @@ import scipy.stats
 import torch
 from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from diffusers.training_utils import compute_density_for_timestep_sampling, compute_loss_weighting_for_sd3
+from registrations import restored
 from tables import cases
 from test_samplers import chance_of
 
@@ -99,7 +100,7 @@ def test_weights_of_stable_diffusion_3_are_diffusers(scheme, scheduler):
 
 
 def test_a_weighting_without_a_meaning_at_pure_noise_is_refused():
-    with LOSS_WEIGHTINGS.temporarily(), np.errstate(divide="ignore"):
+    with restored(LOSS_WEIGHTINGS), np.errstate(divide="ignore"):
         LOSS_WEIGHTINGS.register("inverse", description="1 / SNR of noise", source="a test")(lambda levels: 1 / levels.snr)
         assert get_loss_weighting("inverse", SCHEDULERS["ddpm"]).table.isfinite().all()
         with pytest.raises(LabError, match="timestep 999, whose SNR is 0, a weight of nan .* no meaning there"):

@@ -190,11 +190,8 @@ class TimestepHook:
         num_updates = self.clock.count_updates()
         if num_updates is None or sampler.began():
             return
-        if (beginning := sampler.beginning(self.global_batch(), num_updates)) is not None:
-            before = str(self.kwargs.get("before"))
-            beginning.check(sampler.name, before)
-            if warning := beginning.warning(sampler.name, before):
-                self.run.warn(warning)
+        if warning := sampler.check_length(num_updates, self.global_batch()):
+            self.run.warn(warning)
 
     def _layout(self) -> tuple[int, int, int]:
         """Micro-batches of an update, processes, and the index of this process."""

@@ -141,5 +141,12 @@ def test_what_is_said(tmp_path, capsys):
     assert 1e-5 < lr < 1e-3
     assert f"start the script without --find_lr and with --learning_rate {lr / 4:.2g}." in capsys.readouterr().out
     assert ended
+    test = ScriptTest(num_updates=20)
+    assert len(test.lrs) == 27
+    while test.add(1 + 0.5 * (-1) ** test.done):
+        pass
+    test.finish(hook)
+    said = capsys.readouterr().out
+    assert "the loss does not fall between 1e-07 and" in said
     with pytest.raises(LabError, match="ended before its first update, or without a loss"):
         ScriptTest().finish(hook)

@@ -113,7 +113,7 @@ def test_a_density_that_does_not_begin_is_not_silent(tmp_path):
     arguments = [f"--output_dir={tmp_path}", "--train_batch_size=16", "--max_train_steps=4"]
     specs = [f"--timestep_sampler={INFONOISE.replace('min_count=1', f'min_count={count}')}" for count in (12, 99)]
     stderr = launch(SCRIPTS["ddpm"], *arguments, options=specs[:1])
-    assert ", and this run has 4 updates. Hint: lower min_count" in stderr
+    assert "its own density may never begin" in stderr
     assert "density of the timesteps has not begun: it waits for its warm-up" in stderr
     stderr = launch(SCRIPTS["ddpm"], *arguments, options=specs[1:], expect=2)
     assert "must be able to begin in 4 updates of 16 images, but it needs 4 parts with 99 losses each" in stderr
