@@ -219,10 +219,9 @@ def closed_form(name, prediction_type, snr):
     return ON_IMAGES[name](snr) / {"epsilon": snr, "sample": 1, "v_prediction": 1 + snr}[prediction_type]
 
 
-def signal_to_noise(timestep):
-    """Of `DDPMScheduler()`, from its float32 table so that nothing but the form is tested."""
-    alpha = DDPMScheduler().alphas_cumprod[timestep].double().item()
-    return alpha / (1 - alpha)
+# From diffusers' float32 table, so that nothing but the form is tested.
+ALPHAS = DDPMScheduler().alphas_cumprod.double().numpy()
+SNR = ALPHAS / (1 - ALPHAS)
 
 
 @cases("prediction_type", PREDICTION_TYPES)
@@ -231,7 +230,7 @@ def test_weights_and_those_of_a_run_with_its_losses_own_are_the_closed_forms(nam
     scheduler = DDPMScheduler(prediction_type=prediction_type)
     weights = get_loss_weighting(name, scheduler).weights(torch.tensor(TIMESTEPS))
     assert weights.dtype == torch.float32
-    expected = [closed_form(name, prediction_type, signal_to_noise(timestep)) for timestep in TIMESTEPS]
+    expected = [closed_form(name, prediction_type, snr) for snr in SNR[TIMESTEPS]]
     np.testing.assert_allclose(weights, expected, rtol=1e-6)
     spec = objective_spec(resolve_config(TrainingConfig(loss_weighting=name, prediction_type=prediction_type)))
     process = spec.make_process()
@@ -252,7 +251,7 @@ def test_normalized_weights_have_mean_1(name, prediction_type):
 
 
 def test_weights_are_limited_before_the_mean_is_divided_out():
-    form = np.array([closed_form("debiased", "epsilon", signal_to_noise(timestep)) for timestep in range(1000)])
+    form = np.array([closed_form("debiased", "epsilon", snr) for snr in SNR])
     cut = np.minimum(form, 3)
     assert 0 < (form > 3).sum() < 1000
     np.testing.assert_allclose(get_loss_weighting("debiased:max_weight=3", DDPMScheduler()).table, cut, rtol=1e-9)
@@ -260,8 +259,7 @@ def test_weights_are_limited_before_the_mean_is_divided_out():
     np.testing.assert_allclose(both.table, cut / cut.mean(), rtol=1e-9)
     assert both.table.max() < 3
     limited = get_loss_weighting("debiased:min_snr=0.5", DDPMScheduler()).table[TIMESTEPS]
-    expected = [max(signal_to_noise(timestep), 0.5) ** -0.5 for timestep in TIMESTEPS]
-    np.testing.assert_allclose(limited, expected, rtol=1e-9)
+    np.testing.assert_allclose(limited, np.maximum(SNR[TIMESTEPS], 0.5) ** -0.5, rtol=1e-9)
 
 
 ZERO = DDPMScheduler(rescale_betas_zero_snr=True)
@@ -276,8 +274,7 @@ def test_pure_noise_is_weighed_by_the_limit(name, prediction_type):
 
 
 def test_wrong_arguments():
-    for name, text in (("min_snr:gamma=0", r"gamma=0 of 'min_snr': must be a number in \(0, inf\)"), (3, "got 3")):
-        with pytest.raises(LabError, match=text):
-            get_loss_weighting(name, DDPMScheduler())
+    with pytest.raises(LabError, match="got 3"):
+        get_loss_weighting(3, DDPMScheduler())
     with pytest.raises(LabError, match="'x0'; known: epsilon, sample, v_prediction"):
         get_loss_weighting("none", DDPMScheduler(), "x0")
