@@ -249,8 +249,8 @@ def __getattr__(name: str) -> Any:
     schedule.__doc__ = _documentation(entry)
     schedule.__signature__ = signature  # type: ignore[attr-defined]
     # Stored, so that pickle finds the same function again.
-    globals()[name] = made = checked(schedule)
-    return made
+    globals()[name] = schedule
+    return schedule
 
 
 def __dir__() -> list[str]:

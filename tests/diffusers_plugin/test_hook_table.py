@@ -1,11 +1,14 @@
-"""A hook of the launcher is one file and one row: here it is made up, and all of the launcher knows it."""
+"""A hook of the launcher is one file and one row, here a made-up one; and what is known of a script by its text."""
 
+import functools
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from launched_here import launch_here, script_of
+from tables import cases
 
 from diffusers_lrlab.core.environment import EXTRAS
 from diffusers_lrlab.core.errors import LabError
@@ -13,7 +16,8 @@ from diffusers_lrlab.core.values import Range
 from diffusers_lrlab.diffusers_plugin import hook_table
 from diffusers_lrlab.diffusers_plugin.hook_table import HOOKS, HookEntry, HookOption, explain, recognisers
 from diffusers_lrlab.diffusers_plugin.host.patches import Patches
-from diffusers_lrlab.diffusers_plugin.host.source import HostScript, NotRecognised
+from diffusers_lrlab.diffusers_plugin.host.run import HostRun
+from diffusers_lrlab.diffusers_plugin.host.source import HostScript, NotRecognised, find_faults
 from diffusers_lrlab.diffusers_plugin.installed_hooks import Host
 from diffusers_lrlab.launch import make_parser
 
@@ -173,3 +177,58 @@ def test_explaining_runs_nothing(tmp_path, capfd):
     assert launch_here(script, "--its=own", options=["--explain"]) == 0
     said = capfd.readouterr()
     assert (said.err, said.out[: len(script)]) == ("", script)
+
+
+def makes(warmup, length, more=""):
+    return f"{more}\nget_scheduler(name, num_warmup_steps={warmup}, num_training_steps={length})"
+
+
+BY_PROCESSES = ("args.lr_warmup_steps * accelerator.num_processes", "args.max_train_steps * accelerator.num_processes")
+LENGTH = "num_training_steps_for_scheduler"
+
+
+@cases(
+    ("text", "names"),
+    [
+        (makes("args.lr_warmup_steps * args.gradient_accumulation_steps", "len(train_dataloader)"), ["LR: accumulation"]),
+        (makes("num_warmup_steps_for_scheduler", LENGTH), []),
+        (makes("num_warmup_steps_for_scheduler", LENGTH, "Accelerator(split_batches=True)"), ["LR: processes"]),
+        (makes(*BY_PROCESSES), ["LR: epochs"]),
+        (makes(*BY_PROCESSES, f"{LENGTH} = 3"), ["LR: epochs"]),
+        (makes("args.lr_warmup_steps", "args.max_train_steps"), ["LR: processes"]),
+        (makes("args.lr_warmup_steps", "args.max_train_steps", "Accelerator(split_batches=True)"), []),
+        ("from transformers import get_scheduler\n" + makes(*BY_PROCESSES), []),
+        # A schedule that the script steps itself is told of when it runs, and its steps are seen.
+        (f"scheduler = {makes(*BY_PROCESSES).strip()}\naccelerator.prepare(model, scheduler)", ["LR: epochs"]),
+        (f"scheduler = {makes(*BY_PROCESSES).strip()}\naccelerator.prepare(model)", []),
+    ],
+)
+def test_faults(tmp_path, text, names):
+    assert [name for name, _ in find_faults(script_of(tmp_path, text))] == names
+
+
+def test_forms_are_recognised_by_the_text(tmp_path):
+    form = functools.partial(script_of, tmp_path)
+    index = "t = torch.randint(0, s.config.num_train_timesteps, (b,))\n"
+    density = "u = compute_density_for_timestep_sampling(b)\ni = (u * s.config.num_train_timesteps).long()\n"
+    assert form(index).sampling_pattern == "index"
+    assert form(density).sampling_pattern == "density"
+    assert not form(density + "x = (1.0 - sigmas) * data + sigmas * noise").sigma_scales_data
+    assert form(density + "x = (1.0 - sigmas) * noise + sigmas * data").sigma_scales_data
+    for text, reason in [
+        (index + density, "in two ways .lines 1, 2."),
+        ("u = compute_density_for_timestep_sampling(b)\n", "as noise levels, not as indices"),
+        ("t = torch.randint(0, args.num_ddim_timesteps, (b,))\n", "it calls neither"),
+        ("not python", "it calls neither"),
+    ]:
+        with pytest.raises(NotRecognised, match=reason):
+            _ = form(text).sampling_pattern
+
+
+def test_epochs_of_sd_scripts_come_before_its_steps():
+    run = HostRun()
+    run.arguments, run.training_loader = {"max_train_steps": 1600, "max_train_epochs": None}, [None] * 9
+    run.accelerator = SimpleNamespace(gradient_accumulation_steps=4)
+    assert run.count_updates() == 1600
+    run.arguments["max_train_epochs"] = 2
+    assert run.count_updates() == 6

@@ -1,4 +1,4 @@
-"""Noise levels under ddpm and flow matching, both ends included: densities and weights against integrals and diffusers."""
+"""Noise levels under ddpm and flow matching; densities and weights against integrals, published forms and diffusers."""
 
 import math
 
@@ -15,10 +15,14 @@ from tables import cases
 from test_samplers import chance_of
 
 from diffusers_lrlab import LabError, get_loss_weighting, get_timestep_sampler
+from diffusers_lrlab.data.options import BatchLayout
+from diffusers_lrlab.objective.objective import Objective
 from diffusers_lrlab.timesteps.noise_levels import PREDICTIONS, NoiseLevels, flow_levels, flow_sigmas, noise_levels
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 from diffusers_lrlab.timesteps.sampling import TimestepSampler
 from diffusers_lrlab.timesteps.weighting import LossWeighting
+from diffusers_lrlab.training.config import TrainingConfig
+from diffusers_lrlab.training.resolve import objective_spec, resolve_config
 
 T = 1000
 FLOW, SHIFTED = FlowMatchEulerDiscreteScheduler(T), FlowMatchEulerDiscreteScheduler(T, shift=3.0)
@@ -186,3 +190,91 @@ def test_draws_of_diffusers_functions_are_of_our_density(scheme, arguments, spec
     found = torch.bincount(T - 1 - entries, minlength=T).view(50, -1).sum(1).numpy()
     probabilities = get_timestep_sampler(spec, noise_scheduler=FLOW).probabilities(0).view(50, -1).sum(1).numpy()
     assert chance_of(found, probabilities) > 1e-3
+
+
+PREDICTION_TYPES = ["epsilon", "sample", "v_prediction"]
+
+# On the squared error of the image, at the defaults of the parameters.
+ON_IMAGES = {
+    "none": lambda snr: snr,
+    "min_snr": lambda snr: min(snr, 5),
+    "soft_min_snr": lambda snr: 4 * snr / (4 + snr),
+    "max_snr": lambda snr: max(snr, 5),
+    "truncated_snr": lambda snr: max(snr, 1),
+    "p2": lambda snr: snr / (1 + snr),
+    "debiased": math.sqrt,
+    "edm": lambda snr: (1 / snr + 0.5**2) / (math.sqrt(1 / snr) * 0.5) ** 2,
+    # On the velocity of flow matching: at a fraction of noise of 1 / (1 + sqrt(SNR)), the error of the image is its square.
+    "sigma_sqrt": lambda snr: (1 + math.sqrt(snr)) ** 4,
+    "cosmap": lambda snr: 2 / math.pi * (1 + math.sqrt(snr)) ** 4 / (1 + snr),
+}
+
+TIMESTEPS = [0, 1, 50, 100, 200, 300, 500, 700, 998, 999]
+
+
+def closed_form(name, prediction_type, snr):
+    """The weight on the plain squared error of the prediction."""
+    if name == "none" and prediction_type == "v_prediction":
+        return 1.0
+    return ON_IMAGES[name](snr) / {"epsilon": snr, "sample": 1, "v_prediction": 1 + snr}[prediction_type]
+
+
+# From diffusers' float32 table, so that nothing but the form is tested.
+ALPHAS = DDPMScheduler().alphas_cumprod.double().numpy()
+SNR = ALPHAS / (1 - ALPHAS)
+
+
+@cases("prediction_type", PREDICTION_TYPES)
+@cases("name", ON_IMAGES)
+def test_weights_and_those_of_a_run_with_its_losses_own_are_the_closed_forms(name, prediction_type):
+    scheduler = DDPMScheduler(prediction_type=prediction_type)
+    weights = get_loss_weighting(name, scheduler).weights(torch.tensor(TIMESTEPS))
+    assert weights.dtype == torch.float32
+    expected = [closed_form(name, prediction_type, snr) for snr in SNR[TIMESTEPS]]
+    np.testing.assert_allclose(weights, expected, rtol=1e-6)
+    spec = objective_spec(resolve_config(TrainingConfig(loss_weighting=name, prediction_type=prediction_type)))
+    process = spec.make_process()
+    objective = Objective.of(spec, process, BatchLayout(10), 100, torch.device("cpu"), gather=None)
+    of_run = objective.weights(torch.tensor(TIMESTEPS), 0)
+    assert (of_run is None) == (name == "none")
+    of_losses = process.built_in_weights[TIMESTEPS] * (1 if of_run is None else of_run.numpy())
+    np.testing.assert_allclose(of_losses, expected, rtol=1e-6)
+
+
+@cases("prediction_type", PREDICTION_TYPES)
+@cases("name", LOSS_WEIGHTINGS)
+def test_normalized_weights_have_mean_1(name, prediction_type):
+    plain = get_loss_weighting(name, DDPMScheduler(), prediction_type)
+    normalized = get_loss_weighting(name, DDPMScheduler(), prediction_type, normalize=True)
+    assert normalized.table.mean().item() == pytest.approx(1, rel=1e-6)
+    torch.testing.assert_close(normalized.table, plain.table / plain.table.mean(), rtol=1e-6, atol=0)
+
+
+def test_weights_are_limited_before_the_mean_is_divided_out():
+    form = np.array([closed_form("debiased", "epsilon", snr) for snr in SNR])
+    cut = np.minimum(form, 3)
+    assert 0 < (form > 3).sum() < 1000
+    np.testing.assert_allclose(get_loss_weighting("debiased:max_weight=3", DDPMScheduler()).table, cut, rtol=1e-9)
+    both = get_loss_weighting("debiased", DDPMScheduler(), max_weight=3, normalize=True)
+    np.testing.assert_allclose(both.table, cut / cut.mean(), rtol=1e-9)
+    assert both.table.max() < 3
+    limited = get_loss_weighting("debiased:min_snr=0.5", DDPMScheduler()).table[TIMESTEPS]
+    np.testing.assert_allclose(limited, np.maximum(SNR[TIMESTEPS], 0.5) ** -0.5, rtol=1e-9)
+
+
+ZERO = DDPMScheduler(rescale_betas_zero_snr=True)
+
+
+@cases("prediction_type", ["sample", "v_prediction"])
+@cases("name", ON_IMAGES)
+def test_pure_noise_is_weighed_by_the_limit(name, prediction_type):
+    """There the error of the image and that of the velocity are one; only that of the noise says nothing any more."""
+    expected = closed_form(name, prediction_type, 1e-20)
+    assert get_loss_weighting(name, ZERO, prediction_type).table[-1].item() == pytest.approx(expected, abs=1e-9)
+
+
+def test_wrong_arguments():
+    with pytest.raises(LabError, match="got 3"):
+        get_loss_weighting(3, DDPMScheduler())
+    with pytest.raises(LabError, match="'x0'; known: epsilon, sample, v_prediction"):
+        get_loss_weighting("none", DDPMScheduler(), "x0")
