@@ -2,34 +2,39 @@
 
     python tests/mutants.py --count 20 --seed 1 [--rooms schedules,core]
 
-The changes are spread over all rooms (folders of the package). A mutant meets the quick tests of its own room first, and
-if it survives these, those of all files that import from that room and `tests/invariants`. Tests that fail on the
-unchanged code are not counted. The last line is the share of the mutants that were noticed.
+The changes are spread over all rooms (folders of the package). First, all quick tests run under `coverage`. A mutant then
+meets those that execute its statement, or if that is executed at import, all tests of its room and of its file. Tests that
+fail on the unchanged code are not counted. The last line is the share of the mutants that were noticed.
 """
 
 import argparse
 import ast
+import collections
+import compileall
+import concurrent.futures
 import contextlib
 import copy
 import dataclasses
 import importlib
 import itertools
-import json
 import multiprocessing
 import os
 import random
-import re
+import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from py_compile import PycInvalidationMode
 
+import covered
 import pytest
 
-TREE, PACKAGE = Path(__file__).parents[1], "diffusers_lrlab"
-SECONDS = 900  # for a lot of tests; a mutant that takes longer counts as noticed
+TREE, PACKAGE = covered.TREE, "diffusers_lrlab"
+SECONDS = 900  # for a mutant's tests; if they take longer, it is noticed
 SWAPPED = [(ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn)]
 SWAPPED += [(ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.And, ast.Or)]
 OTHER = {one: other for pair in SWAPPED for one, other in (pair, pair[::-1])}
@@ -38,9 +43,9 @@ OTHER |= {ast.FloorDiv: ast.Div, ast.Mod: ast.Mult, ast.Pow: ast.Mult}
 PRELOADED = """torch torch._dynamo diffusers.training_utils diffusers.models.unets.unet_2d transformers.optimization datasets
     accelerate scipy.stats scipy.optimize sklearn.datasets matplotlib.pyplot statsmodels.api pyarrow.parquet hypothesis
     hypothesis.strategies _hypothesis_pytestplugin""".split()
-# In place of the project's addopts; asserts of what is preloaded cannot be rewritten.
-PYTEST = ["-o", "addopts=", "--strict-markers", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-PYTEST += ["-W", "error", "-W", "ignore::pytest.PytestAssertRewriteWarning", "-m", "not slow and not weekly"]
+# In place of the project's addopts; asserts of what is preloaded cannot be rewritten, and a busy machine meets no deadlines.
+PYTEST = "-o addopts= --strict-markers --hypothesis-profile=ci -x -q -p no:cacheprovider -p no:xdist -W error".split()
+PYTEST += ["-W", "ignore::pytest.PytestAssertRewriteWarning", "-m", "not slow and not weekly"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,14 +55,13 @@ class Mutant:
     room: str
     path: Path
     line: int
+    lines: range | None  # of its statement, if that is in a function and not executed at import
     begin: int
     end: int
     before: str
     after: str
 
-    @property
-    def source(self):
-        source = (TREE / self.path).read_bytes()
+    def applied_to(self, source):
         return source[: self.begin] + self.after.encode() + source[self.end :]
 
 
@@ -65,25 +69,29 @@ def mutants_of(room, path):
     """The mutants of a file."""
     source = (TREE / path).read_bytes()
     starts = [0, *itertools.accumulate(map(len, source.splitlines(keepends=True)))]
-    for node in _executed(ast.parse(source)):
+    for node, lines in _executed(ast.parse(source)):
         for target, changed in _changes(node):
             begin = starts[target.lineno - 1] + target.col_offset
             end = starts[target.end_lineno - 1] + target.end_col_offset
             text = ast.unparse(ast.fix_missing_locations(changed))
             text = text if isinstance(target, (ast.stmt, ast.Slice)) else f"({text})"
-            yield Mutant(room, path, target.lineno, begin, end, source[begin:end].decode(), text)
+            yield Mutant(room, path, target.lineno, lines, begin, end, source[begin:end].decode(), text)
 
 
-def _executed(node):
-    """A node and those in it, without annotations, f-strings, texts of errors, assertions and what is for type checkers."""
+def _executed(node, lines=None):
+    """A node and those in it but for annotations, texts and assertions, with the lines of its statement in a function."""
     if getattr(getattr(node, "test", None), "id", "") == "TYPE_CHECKING":
         return
-    yield node
+    if isinstance(node, ast.stmt) and lines is not None:  # of one with a body, its head
+        last = node.body[0].lineno - 1 if hasattr(node, "body") else node.end_lineno
+        lines = range(node.lineno, max(node.lineno, last) + 1)
+    yield node, lines
     if not isinstance(node, (ast.Raise, ast.Assert, ast.JoinedStr)):
         for name, value in ast.iter_fields(node):
+            inner = range(0) if isinstance(node, ast.FunctionDef) and name == "body" else lines
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST) and name not in ("annotation", "returns"):
-                    yield from _executed(child)
+                    yield from _executed(child, inner)
 
 
 def _changes(node):
@@ -132,83 +140,70 @@ def draw(rooms, count, seed):
     return list(itertools.islice((mutant for turn in turns for mutant in turn if mutant), count))
 
 
-def stages(mutant):
-    """
-    Two lots of test files: those of the mutant's room, and others that import from it or test what holds for every run.
-
-    Files that name the mutant's module come first.
-    """
-    texts = {path: path.read_text(encoding="utf-8") for path in sorted((TREE / "tests").rglob("test_*.py"))}
-    module, room = ".".join(mutant.path.with_suffix("").parts), re.compile(rf"\b{PACKAGE}\.{mutant.room}\b")
-    every = sorted(texts, key=lambda path: module not in texts[path])
-    own = [path for path in every if path.is_relative_to(TREE / "tests" / mutant.room)]
-    others = [path for path in every if path not in own and ("invariants" in path.parts or room.search(texts[path]))]
-    return [[str(path.relative_to(TREE)) for path in stage] for stage in (own, others) if stage]
-
-
 class FirstFailure:
-    """A plugin of pytest: leaves out given tests, and notes the first that fails."""
+    """A plugin of pytest: has given tests run, in their order, and notes the first that fails."""
 
-    def __init__(self, left_out, file):
-        self.left_out, self.file, self.failed = left_out, file, None
+    def __init__(self, tests, note):
+        self.places, self.note = {test: place for place, test in enumerate(tests)}, note
 
+    @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items):
-        items[:] = [item for item in items if item.nodeid not in self.left_out]
+        items[:] = sorted((item for item in items if item.nodeid in self.places), key=lambda item: self.places[item.nodeid])
 
     def pytest_runtest_logreport(self, report):
-        if report.failed:
-            self.failed = self.failed or report.nodeid
+        if report.failed and not self.note.read_text():
+            self.note.write_text(report.nodeid)
 
     pytest_collectreport = pytest_runtest_logreport
 
-    def pytest_sessionfinish(self):
-        self.file.write_text(json.dumps(self.failed))
 
-
-def run_tests(tree, files, left_out=()):
-    """Whether all tests pass, and the first that fails; they run in a fork of this process."""
-    result = tree.parent / "result.json"
-    result.unlink(missing_ok=True)
-    child = multiprocessing.get_context("fork").Process(target=_pytest, args=(tree, files, FirstFailure(left_out, result)))
+def first_failure(tests):
+    """The first of some tests that fails in the working folder, or how they end; they run in a fork of this process."""
+    note = Path("first_failure").absolute()
+    note.write_text("")
+    child = multiprocessing.get_context("fork").Process(target=_pytest, args=(tests, note))
     child.start()
     child.join(SECONDS)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)  # with what it may have left running
-    if child.exitcode is None:
-        child.join()
-        return False, f"more than {SECONDS} s"
-    failed = json.loads(result.read_text()) if result.exists() else None
-    return child.exitcode in (0, 5), failed or f"exit status {child.exitcode}"  # 5: all are left out
+    child.join()
+    return note.read_text() or (None if child.exitcode in (0, 5) else f"exit status {child.exitcode}")  # 5: none is left
 
 
-def _pytest(tree, files, plugin):
+def _pytest(tests, note):
     os.setsid()
-    log = os.open(tree.parent / "pytest.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    log = os.open("pytest.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    os.chdir(tree)
-    os.environ["PYTHONPATH"] = str(tree)
-    sys.path.insert(0, str(tree))
-    status = pytest.main([*PYTEST, f"--basetemp={tree.parent / 'tmp'}", *files], plugins=[plugin])
+    os.environ["PYTHONPATH"] = os.getcwd()
+    sys.path.insert(0, os.getcwd())
+    cpu_seconds = 60 + 10 * int(sum(tests.values()))  # a mutant may go on forever
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
+    files = dict.fromkeys(test.partition("::")[0] for test in tests)
+    status = pytest.main([*PYTEST, f"--basetemp={note.with_name('tmp')}", *files], plugins=[FirstFailure(tests, note)])
     os._exit(int(status))
 
 
-def noticed_by(mutant, tree, failing):
-    """The test that fails because of a mutant, or `None`; adds tests that always fail to `failing`."""
-    path = tree / mutant.path
-    for files in stages(mutant):
-        passes = False
-        while not passes:
-            path.write_bytes(mutant.source)
-            passes, failed = run_tests(tree, files, failing)
-            shutil.copy(TREE / mutant.path, path)
-            if not passes:
-                is_test = (tree / failed.partition("::")[0]).is_file()
-                if run_tests(tree, [failed] if is_test else files[:1])[0]:
-                    return failed
-                assert is_test, f"the unchanged code does not pass {files[0]}"
-                failing.add(failed)
-    return None
+def make_tree(folder):
+    """A copy of the checkout for each process that works on mutants, which is its working folder from now on."""
+    ignored = shutil.ignore_patterns(".venv", ".git", "__pycache__", ".*_cache", "*.egg-info")
+    tree = shutil.copytree(TREE, Path(tempfile.mkdtemp(dir=folder)) / "tree", ignore=ignored)
+    # Known by its content: the time of a changed file may be that of the unchanged one.
+    compileall.compile_dir(tree / PACKAGE, quiet=1, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
+    os.chdir(tree)
+
+
+def noticed_by(mutant, tests):
+    """The test that fails because of a mutant, or `None`, and the seconds that it took to find out."""
+    started, failed, unchanged = time.monotonic(), None, mutant.path.read_bytes()
+    while tests:
+        mutant.path.write_bytes(mutant.applied_to(unchanged))
+        failed = first_failure(tests)
+        mutant.path.write_bytes(unchanged)
+        if failed not in tests or first_failure({failed: tests[failed]}) is None:
+            break
+        tests, failed = {test: time for test, time in tests.items() if test != failed}, None  # it always fails
+    return failed, time.monotonic() - started
 
 
 def main():
@@ -218,22 +213,28 @@ def main():
     parser.add_argument("--rooms", type=lambda text: text.split(","), help="folders of the package (default: all)")
     options = parser.parse_args()
     rooms = options.rooms or sorted(path.parent.name for path in (TREE / PACKAGE).glob("*/__init__.py"))
-    mutants, failing, survived = draw(rooms, options.count, options.seed), set(), 0
-    os.environ |= {"OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", "PYTHONDONTWRITEBYTECODE": "1"}
-    sys.dont_write_bytecode = True  # the time of a changed file may be that of the unchanged one
-    for name in PRELOADED:
-        importlib.import_module(name)
-    assert PACKAGE not in sys.modules
+    mutants = draw(rooms, options.count, options.seed)
+    os.environ |= {"OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
     with tempfile.TemporaryDirectory() as folder:
-        ignored = shutil.ignore_patterns(".venv", ".git", "__pycache__", ".*_cache", "*.egg-info")
-        tree = shutil.copytree(TREE, Path(folder) / "tree", ignore=ignored)
-        for mutant in mutants:
-            started, by = time.monotonic(), noticed_by(mutant, tree, failing)
-            survived += by is None
-            print(f"{mutant.path}:{mutant.line}: {mutant.before[:100]!r} -> {mutant.after[:100]!r}")
-            print(f"    {'SURVIVED' if by is None else f'noticed by {by}'} ({time.monotonic() - started:.0f} s)", flush=True)
-    noticed = len(mutants) - survived
-    print(f"{noticed} of {len(mutants)} mutants ({noticed / len(mutants):.0%}) were noticed, seed {options.seed}.")
+        environment = os.environ | {"COVERED": folder, "PYTHONPATH": f"{TREE}{os.pathsep}{TREE / 'tests'}"}
+        command = [sys.executable, "-m", "pytest", "-q", "--tb=native", "-p", "covered", "--hypothesis-profile=ci"]
+        subprocess.run(command, cwd=TREE, env=environment, check=False)
+        execution = covered.Execution(Path(folder))
+        tests_of_each = [execution.tests_of(mutant.room, mutant.path, mutant.lines) for mutant in mutants]
+        for name in PRELOADED:
+            importlib.import_module(name)
+        assert PACKAGE not in sys.modules
+        fork, counts = multiprocessing.get_context("fork"), collections.Counter()
+        with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), fork, make_tree, (folder,)) as pool:
+            for mutant, tests, (by, seconds) in zip(
+                mutants, tests_of_each, pool.map(noticed_by, mutants, tests_of_each), strict=True
+            ):
+                outcome = "noticed" if by else "survived" if tests else "not executed by any test"
+                counts[outcome] += 1
+                print(f"{mutant.path}:{mutant.line}: {mutant.before[:100]!r} -> {mutant.after[:100]!r}")
+                print(f"    {outcome} {by or ''} {len(tests)} ({seconds:.0f} s)", flush=True)
+    share = counts["noticed"] / len(mutants)
+    print(f"{share:.0%} of {len(mutants)} mutants were noticed: {dict(counts)}, seed {options.seed}.")
 
 
 if __name__ == "__main__":

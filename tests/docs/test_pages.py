@@ -87,12 +87,6 @@ def test_links_lead_to_what_is_committed():
             assert len(alt) > 10, f"{page}: {target}"
 
 
-def test_every_page_is_in_the_navigation():
-    shown = set(re.findall(r": ([\w/-]+\.md)$", (printed.ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
-    pages = {page.relative_to(printed.ROOT / "docs").as_posix() for page in printed.PAGES[1:]}
-    assert shown == pages | {f"notebooks/{path.stem}.md" for path in (printed.ROOT / "docs/notebooks").glob("*.ipynb")}
-
-
 def test_all_that_can_be_registered_is_named():
     named = re.findall(r"^\| `(register_\w+)` \|", TEXTS[printed.ROOT / "docs/tutorials/own-schedule.md"], re.MULTILINE)
     assert {*named} == {name for name in diffusers_lrlab.__all__ if name.startswith("register_")}

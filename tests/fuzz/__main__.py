@@ -10,8 +10,7 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from fuzz.fuzzing import Tally, search
-from fuzz.targets import TARGETS
+from fuzz.targets import TARGETS, Tally, search
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
@@ -19,10 +18,10 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0, help="of the inputs")
     options = parser.parse_args()
     tallies, ends = {kind: Tally() for kind in TARGETS}, time.monotonic() + options.minutes * 60
-    for turn in itertools.takewhile(lambda _: time.monotonic() < ends, itertools.count()):
-        for kind, tally in tallies.items():
-            if time.monotonic() < ends:
-                search(kind, 100, options.seed + turn, tally)
+    for turn, kind in enumerate(itertools.cycle(TARGETS)):
+        if time.monotonic() > ends:
+            break
+        search(kind, 100, options.seed + turn // len(TARGETS), tallies[kind])
     print("| inputs | cases | accepted | failures | slowest, s |", "|---" * 5 + "|", sep="\n")
     for kind, tally in tallies.items():
         print(f"| {kind} | {tally.cases} | {tally.accepted} | {len(tally.failures)} | {tally.slowest:.1f} |")

@@ -1,4 +1,4 @@
-"""Generated options, files and records: strategies of hypothesis, mostly close to what is allowed."""
+"""Generated options and files: strategies of hypothesis, mostly close to what is allowed."""
 
 import json
 import math
@@ -26,7 +26,6 @@ _ODD_NUMBERS = st.sampled_from(
     + [str(10**10), "1" + "0" * 400, "9" * 5000, str(2**63), str(-(2**63)), "1e308", "0.1e1"]
 )
 _NAMES = st.sampled_from(["dino", "digits", "circle", "moons", "dinos", "no-such-folder", ".", ""])
-_ABSENT = object()
 
 
 def _values():
@@ -149,20 +148,3 @@ def studies(draw):
     keys += ["tune", "evaluation_points", "x"]
     spec |= draw(st.dictionaries(st.sampled_from(keys), _values(), max_size=3))
     return draw(_mutated(yaml.safe_dump(spec, sort_keys=False)))
-
-
-@st.composite
-def damaged_json(draw, good):
-    """The text of a JSON file, with values of other kinds and sizes in it."""
-    data = json.loads(json.dumps(good))
-    for _ in range(draw(st.integers(0, 3))):
-        inner = data
-        while isinstance(inner, dict) and inner:
-            key = draw(st.sampled_from(sorted(inner)))
-            if not isinstance(inner[key], dict) or draw(st.booleans()):
-                inner[key] = draw(st.one_of(_values(), st.just(_ABSENT)))
-                if inner[key] is _ABSENT:
-                    del inner[key]
-                break
-            inner = inner[key]
-    return draw(_mutated(json.dumps(data)))

@@ -6,32 +6,26 @@ than a minute, an option that was given and is not there.
 
 import contextlib
 import json
-import shlex
 import signal
 import tempfile
+import time
 import warnings
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import yaml
-from continued_runs import repeated_options
+import hypothesis
 from fuzz import inputs
-from hypothesis import strategies as st
 
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.finder.range_test import FinderConfig
-from diffusers_lrlab.hub.records import read_log
-from diffusers_lrlab.run.check import check_folder
 from diffusers_lrlab.study.spec.expansion import expand, expand_tuning
 from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.training.arguments import parse_arguments, parse_with, read_yaml
-from diffusers_lrlab.training.config import as_command
+from diffusers_lrlab.training.config import TrainingConfig, as_call
 from diffusers_lrlab.training.prepare import resolve_and_check
-from diffusers_lrlab.training.resume import check_fresh
-from diffusers_lrlab.training.run_folder import RunFolder
 
-FIXTURE = Path(__file__).parents[1] / "compatibility" / "v0.1.0"
 SECONDS = 60  # that a case may take
-_WRITTEN = ("run.yaml", "study.yaml", "run.json", "metrics.jsonl")  # by this file
+_WRITTEN = ("run.yaml", "study.yaml")  # by this file
 
 
 class Hang(BaseException):
@@ -71,10 +65,8 @@ def check(kind, given, seconds=SECONDS):
 
 
 def _write(name, text):
-    path = Path(name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8", errors="surrogatepass")
-    return path
+    Path(name).write_text(text, encoding="utf-8", errors="surrogatepass")
+    return name
 
 
 def _arguments(given):
@@ -84,16 +76,16 @@ def _arguments(given):
 
 
 def _check_repeated(config, resolved):
-    """What is printed and recorded as the command of a run asks for the same run."""
-    again = resolve_and_check(parse_arguments(shlex.split(as_command(config))[2:], ""))
-    assert again == resolved, "the recorded command asks for another run"
+    """What is recorded as the call of a run asks for the same run."""
+    again = resolve_and_check(eval(as_call(config), {"train": lambda config: config, "TrainingConfig": TrainingConfig}))
+    assert again == resolved, "the recorded call asks for another run"
 
 
 def _configuration(text):
     path = _write("run.yaml", text)
-    config = parse_arguments(["--config", str(path)], "")
+    config = parse_arguments(["--config", path], "")
     resolved = resolve_and_check(config)  # which also refuses numbers that are none any more
-    for name, value in read_yaml(str(path), "--config").items():
+    for name, value in read_yaml(path, "--config").items():
         taken = getattr(config, name)
         texts = {value} if isinstance(value, str) else {str(value), json.dumps(value), repr(value)}
         taken_as = {str(taken), json.dumps(taken), repr(taken)} | ({f"{taken:g}"} if isinstance(taken, float) else set())
@@ -109,39 +101,56 @@ def _number_in(value):
 
 
 def _study(text):
-    spec = load_spec(str(_write("study.yaml", text)))
+    spec = load_spec(_write("study.yaml", text))
     expand_tuning(spec)
     expand(spec)
 
 
-def _record(text):
-    _write("lrlab/run.json", text)
-    check_folder(Path())
-    for overwrite in (False, True):
-        with contextlib.suppress(LabError):
-            check_fresh(RunFolder(Path()), overwrite)
-    path = _write("run.yaml", yaml.safe_dump(repeated_options(Path())))
-    resolve_and_check(parse_arguments(["--config", str(path), "--output_dir", "again"], ""))
-
-
-def _log(text):
-    folder = RunFolder(_logged(text))
-    folder.rewind(folder, 2, 1)
-    rows = read_log(_logged(text))
-    assert all(isinstance(row["update"], int) for row in rows)
-
-
-def _logged(text):
-    return _write("lrlab/metrics.jsonl", text).parents[1]
-
-
-_RECORD = json.loads((FIXTURE / "run/lrlab/run.json").read_text(encoding="utf-8"))
-_ROW = {"update": 1, "loss": 0.5, "lr": 1e-3, "beta1": 0.9, "grad_norm": 0.1}
 # Kind -> its inputs, and what is done with one.
 TARGETS = {
     "argument lists": (inputs.argument_lists(), _arguments),
     "configurations": (inputs.configurations(), _configuration),
     "studies": (inputs.studies(), _study),
-    "records": (inputs.damaged_json(_RECORD), _record),
-    "logs": (st.lists(inputs.damaged_json(_ROW), max_size=4).map("\n".join), _log),
 }
+
+
+@dataclass
+class Tally:
+    """What became of the cases of one kind."""
+
+    cases: int = 0
+    accepted: int = 0
+    slowest: float = 0.0  # seconds
+    failures: dict[str, object] = field(default_factory=dict)  # from what went wrong to the smallest input
+
+
+def search(kind, count, seed, tally=None):
+    """Tries so many inputs of a kind; the smallest that fails is in `tally.failures`."""
+    tally = tally or Tally()
+    last = []
+    quiet = {"print_blob": False, "verbosity": hypothesis.Verbosity.quiet, "report_multiple_bugs": False}
+    unlimited = {"deadline": None, "suppress_health_check": list(hypothesis.HealthCheck)}
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(max_examples=count, database=None, **quiet, **unlimited)
+    @hypothesis.given(TARGETS[kind][0])
+    def each(given):
+        tally.cases += 1
+        started = time.monotonic()
+        try:
+            tally.accepted += check(kind, given)
+        except BaseException as error:
+            last[:] = [given]
+            if isinstance(error, Hang):  # hypothesis lets it through
+                raise TimeoutError(str(error)) from None
+            raise
+        finally:
+            tally.slowest = max(tally.slowest, time.monotonic() - started)
+
+    try:
+        each()
+    except Exception as error:
+        if not last:
+            raise  # it is the input that cannot be made
+        tally.failures.setdefault(f"{type(error).__name__}: {error}"[:300], last[0])
+    return tally

@@ -1,9 +1,13 @@
 """Made-up inputs are accepted as they stand or refused with a message; `python -m tests.fuzz` tries more of them."""
 
+import json
+from pathlib import Path
+
 import pytest
-from fuzz.fuzzing import corpus, search
-from fuzz.targets import TARGETS, check
+from fuzz.targets import TARGETS, check, search
 from tables import cases
+
+CORPUS = Path(__file__).with_name("corpus.jsonl").read_text(encoding="utf-8").splitlines()
 
 
 @pytest.fixture(autouse=True)
@@ -11,9 +15,9 @@ def without_network(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
-@cases("kind, given", corpus())
-def test_what_once_failed(kind, given):
-    check(kind, given, seconds=10)
+@cases("case", map(json.loads, CORPUS))
+def test_what_once_failed(case):
+    check(case["kind"], case["input"], seconds=10)
 
 
 @pytest.mark.parametrize("kind", TARGETS)

@@ -10,7 +10,7 @@ from dataclasses import asdict
 import numpy as np
 import pandas as pd
 import pytest
-from chromium import needs_axe, needs_chromium
+from chromium import needs_chromium
 from html_checks import mistakes
 from made_up_studies import UPDATES, made_up_run, made_up_study, summary_of
 from PIL import Image
@@ -449,14 +449,14 @@ def test_the_page_opens_from_disk_without_network_runs_no_other_script_and_sorts
     browser.errors.clear()
     browser.requests.clear()
     browser.open(index)
-    assert browser.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
-    assert browser.evaluate("document.images.length") > 6
+    assert browser.page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
+    assert browser.page.evaluate("document.images.length") > 6
     assert all(address.startswith(("file:", "data:")) for address in browser.requests)
     assert browser.errors == []
-    assert browser.evaluate("document.querySelectorAll('[onclick]').length") == 0
+    assert browser.page.evaluate("document.querySelectorAll('[onclick]').length") == 0
     own = "Object.assign(document.createElement('script'), {textContent: 'window.isOther = true'})"
-    browser.evaluate(f"document.body.append({own}); 0")
-    assert browser.evaluate("window.isOther") is None
+    browser.page.evaluate(f"document.body.append({own}); 0")
+    assert browser.page.evaluate("window.isOther") is None
     assert "Content Security Policy" in " ".join(browser.errors)
     browser.errors.clear()
     # Tables are sorted by a click.
@@ -464,23 +464,23 @@ def test_the_page_opens_from_disk_without_network_runs_no_other_script_and_sorts
     heading = f"[...{table}.tHead.rows[0].cells].at(-1)"
     column = f"[...{table}.tBodies[0].rows].map(row => parseFloat(row.cells[row.cells.length - 1].textContent))"
     for order, expected in (("ascending", sorted), ("descending", lambda found: sorted(found, reverse=True))):
-        browser.evaluate(f"{heading}.querySelector('button').click()")
-        assert browser.evaluate(f"{heading}.ariaSort") == order
-        found = [value for value in browser.evaluate(column) if value is not None]
+        browser.page.evaluate(f"{heading}.querySelector('button').click()")
+        assert browser.page.evaluate(f"{heading}.ariaSort") == order
+        found = [value for value in browser.page.evaluate(column) if not math.isnan(value)]
         assert found == expected(found)
 
 
 @pytest.mark.pictures
 @pytest.mark.slow
-@needs_axe
+@needs_chromium
 def test_the_page_can_be_read_by_everybody_at_any_width(browser, index):
     """Contrast, texts of pictures, headings and language by the rules of axe-core, with everything unfolded."""
     found = {}
     for scheme, width in (("light", 390), ("dark", 1200)):
-        browser.set_scheme(scheme)
+        browser.page.emulate_media(color_scheme=scheme)
         browser.open(index, width, 844, mobile=width < 1000)
-        browser.evaluate("document.querySelectorAll('details').forEach(part => { part.open = true; })")
+        browser.page.evaluate("document.querySelectorAll('details').forEach(part => { part.open = true; })")
         found[scheme] = browser.violations()
-        assert browser.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
-    browser.set_scheme("")
+        assert browser.page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    browser.page.emulate_media(color_scheme="no-preference")
     assert found == {"light": [], "dark": []}

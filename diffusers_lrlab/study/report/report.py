@@ -14,7 +14,6 @@ from ...core.environment import citation, install_command
 from ...core.errors import LabError
 from ...core.files import atomic_folder, write_text
 from ...core.manifest import damage_named, open_manifest, refuse_damaged, write_manifest
-from ...core.plugins import names_code
 from ...data.options import EMBEDDED_DATASETS
 from ..analysis.summary import notes_on, summarise, write_summary
 from ..context import StudyProgress
@@ -38,16 +37,14 @@ def report_study(out: Path) -> Path:
     """
     folder = StudyFolder(out)
     saved, command = folder.read_spec()
-    base = saved.get("base")
-    with names_code(base.get("plugins") if isinstance(base, dict) else None):
-        spec = spec_from_dict(saved, folder.path)
-        if not (out / "runs").exists() and (out / RUNS_TABLE).exists():  # a card, whose summary and report are rewritten
-            refuse_damaged(out, "download the card again", only=lambda name: not name.startswith(("summary.", "report/")))
-            with folder.locked(), damage_named(out):
-                return _write_results(spec, *read_runs(out), folder, StudyProgress(), command)
-        again = "give the command of the study again, which repeats damaged runs"
-        refuse_damaged(out, again, only=lambda name: name == "spec.yaml" or name.startswith("runs/"))
-        tuning, runs = runs_of(spec, folder)
+    spec = spec_from_dict(saved, folder.path)
+    if not (out / "runs").exists() and (out / RUNS_TABLE).exists():  # a card, whose summary and report are rewritten
+        refuse_damaged(out, "download the card again", only=lambda name: not name.startswith(("summary.", "report/")))
+        with folder.locked(), damage_named(out):
+            return _write_results(spec, *read_runs(out), folder, StudyProgress(), command)
+    again = "give the command of the study again, which repeats damaged runs"
+    refuse_damaged(out, again, only=lambda name: name == "spec.yaml" or name.startswith("runs/"))
+    tuning, runs = runs_of(spec, folder)
     folder.check_results([*tuning, *runs])
     if not runs:
         raise LabError(f"The learning rates of {str(out)!r} are not chosen yet. Resume the study with `lrlab study run`.")
