@@ -150,10 +150,8 @@ def test_a_rate_that_diverges_is_the_worst():
 def test_names_of_tuning_runs_stay():
     """Written down, so that a study that was begun goes on with its results."""
     runs = expand_tuning(spec(arms={"a": ARMS["a"]}, seeds=[10]))
-    assert [run.id for run in runs if run.dataset == "dino"] == IDS
-
-
-IDS = ["a--dino--10--3b4332122dd3", "a--dino--10--d2f90f6d8d1a"]
+    ids = ["a--dino--10--3b4332122dd3", "a--dino--10--d2f90f6d8d1a"]
+    assert [run.id for run in runs if run.dataset == "dino"] == ids
 
 
 def test_arms_that_differ_in_their_rate_only_may_meet():
@@ -165,14 +163,7 @@ def test_arms_that_differ_in_their_rate_only_may_meet():
     assert len(expand_tuning(spec(arms={**arms, "high": {"learning_rate": 1e2}}))) == 2 * 2 * 2 * 2
 
 
-# --- small studies ----------------------------------------------------------------------------------------------------
-
-
-# The best rate of these is far above the grid.
-
-
-def tuning_of(out):
-    return {record["run"]["id"]: record["run"] for record in records(out).values() if record["run"]["stage"] == "tune"}
+# --- small studies, whose best rate is far above the grid ---------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -205,7 +196,8 @@ def test_rates_beyond_the_edge_are_tried(beyond, capsys):
 def test_tuning_goes_on_in_the_middle_of_a_round(home, beyond):
     """As after a kill: of the third round, one run of two has its result, and nothing after that is there."""
     out = shutil.copytree(beyond, home / "middle-of-a-round")
-    rates = {run["id"]: run["learning_rate"] for run in tuning_of(out).values()}
+    runs = [record["run"] for record in records(out).values()]
+    rates = {run["id"]: run["learning_rate"] for run in runs if run["stage"] == "tune"}
     third = sorted(name for name, rate in rates.items() if rate == pytest.approx(3e-3))
     assert len(third) == 2
     gone = {third[0], *(name for name, rate in rates.items() if rate > 5e-3)} | {*records(out)} - {*rates}

@@ -44,9 +44,9 @@ def compare(values: Values, baseline: str, metric: str) -> list[dict[str, Any]]:
     are `None` if they cannot be computed: differences of the baseline itself, spreads of one value, intervals and effects
     without a spread.
     """
-    rows = []
+    rows, datasets = [], list(dict.fromkeys(dataset for of_arm in values.values() for dataset in of_arm))
     for arm, of_arm in values.items():
-        for dataset in datasets_of(values):
+        for dataset in datasets:
             own, other = of_arm.get(dataset, {}), values[baseline].get(dataset, {})
             sample = sorted_values(own)
             shared = sorted(own.keys() & other.keys()) if arm != baseline else []
@@ -63,11 +63,6 @@ def compare(values: Values, baseline: str, metric: str) -> list[dict[str, Any]]:
             rows.append(row | {"seeds_needed": needed})
     add_holm(rows)
     return rows
-
-
-def datasets_of(values: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Every data set that some arm has, in order of first appearance."""
-    return list(dict.fromkeys(dataset for of_arm in values.values() for dataset in of_arm))
 
 
 def paired(first: Iterable[float], second: Iterable[float]) -> Paired:
