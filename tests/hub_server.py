@@ -5,14 +5,12 @@ Requests that are not served are answered with 501, so that a client's new call 
 """
 
 import base64
-import contextlib
 import hashlib
 import json
 import os
 import re
-import socket
 import threading
-import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -30,14 +28,12 @@ class HubError(Exception):
 
 @dataclass
 class Fault:
-    """What goes wrong at requests whose "METHOD path" matches: a status, a delay, or an answer that breaks off."""
+    """At requests whose "METHOD path" matches, `then` is called, and a `status` is answered if there is one."""
 
     pattern: str
     status: int | None = None
     times: int = 1
-    cut: bool = False
-    delay: float = 0
-    then: object = None  # called when it happens
+    then: Callable[[], object] = lambda: None
 
 
 def oid_of(path, content):
@@ -148,7 +144,6 @@ class _Handler(BaseHTTPRequestHandler):
         fault = self._fault(path)
         # Read in any case: what stays in the connection would be taken for the next request.
         self.body, self.query = self.rfile.read(int(self.headers.get("Content-Length", 0))), parse_qs(url.query)
-        self.cut = bool(fault and fault.cut)
         hub.requests.append((self.command, path))
         try:
             if fault and fault.status:
@@ -173,9 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
         for fault in self.server.hub.faults:
             if fault.times > 0 and re.search(fault.pattern, f"{self.command} {path}"):
                 fault.times -= 1
-                if fault.then:
-                    fault.then()
-                time.sleep(fault.delay)
+                fault.then()
                 return fault
         return None
 
@@ -184,14 +177,8 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in ({"Content-Length": str(len(content))} | (headers or {})).items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command == "HEAD":
-            return
-        self.wfile.write(content[: len(content) // 2] if self.cut else content)
-        if self.cut:
-            self.wfile.flush()
-            self.close_connection = True
-            with contextlib.suppress(OSError):
-                self.connection.shutdown(socket.SHUT_RDWR)
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
     def _send_json(self, data, status=200, headers=None):
         self._send(json.dumps(data).encode(), status, {"Content-Type": "application/json"} | (headers or {}))

@@ -230,7 +230,7 @@ def test_each_name_has_a_function_in_diffusers_form(name):
     parameters = inspect.signature(function).parameters
     assert list(parameters) == ["optimizer", "num_warmup_steps", "num_training_steps", *own, "last_epoch"]
     assert parameters["last_epoch"].default == -1
-    assert all(f"    {parameter} (" in function.__doc__ for parameter in parameters)
+    assert all(f"    {parameter} (" in function.__doc__ for parameter in own)
     assert entry.description in function.__doc__
     assert function is getattr(functions, f"get_{name}_schedule")
     assert function.__name__ == f"get_{name}_schedule"

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 
 import pytest
 import started
@@ -128,8 +129,12 @@ COMMIT, LARGE_FILE = r"^POST .*/commit/", r"^PUT /lfs/"
 @pytest.mark.parametrize("where", [COMMIT, LARGE_FILE], ids=["commit", "file"])
 def test_a_token_that_expires_half_way_leaves_no_half(folders, hub, tmp_path, where):
     token = hub.env["HF_TOKEN"]
-    # Late enough for the other large file, which is sent beside the refused one, to arrive.
-    hub.faults.append(Fault(where, 401, delay=2, then=lambda: hub.tokens.pop(token)))
+
+    def expire():
+        hub.tokens.pop(token)
+        time.sleep(2)  # for the other large file, which is sent beside the refused one, to arrive
+
+    hub.faults.append(Fault(where, 401, then=expire))
     error = lrlab("push", folders / "run", "--repo_id", "user/digits", env=hub.env, cwd=tmp_path, status=2).stderr
     assert "does not accept the token" in error
     assert token not in error

@@ -156,7 +156,7 @@ def test_contradictions_are_refused(options, message):
 
 def test_another_objective_has_the_timesteps_of_the_kind_of_data_and_a_folder_of_its_own():
     parameters = (Parameter("shift", float, 1.0, "shift", "(0, inf)"),)
-    with OBJECTIVES.temporarily():
+    with restored(OBJECTIVES):
         OBJECTIVES.register("other", description="", source="", parameters=parameters)("nowhere:Nothing")
         config = resolve_config(TrainingConfig(objective="other:shift=2", dataset_name="moons"))
     assert (config.objective, config.objective_kwargs) == ("other", {"shift": 2.0, "num_steps": 100})
