@@ -73,7 +73,6 @@ def _heat_map(axes: Axes, rows: _Rows, key: str, title: str, is_density: bool) -
     colors = axes.figure.colorbar(mesh, ax=axes, pad=0.02)
     if isinstance(norm, LogNorm):
         plain_log_labels(colors.ax.yaxis)
-    axes.grid(False)
     axes.set_facecolor("#dddddd")  # for missing values
     axes.set_title(title, fontsize=8)
     axes.set(xlabel="update", ylabel="timestep (noise)")

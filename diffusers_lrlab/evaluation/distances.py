@@ -38,8 +38,8 @@ def _resolution(real: np.ndarray) -> float:
     return float(np.finfo(np.float32).eps * max(np.abs(real).max(), np.finfo(np.float32).tiny))
 
 
-# The same real points are compared with samples and with held-out points, at the end of each run of a study.
-@lru_cache(maxsize=4)
+# The same real points are compared with samples and with held-out points, at the end of each run of a study on a few sets.
+@lru_cache(maxsize=8)
 def _distances_within(points: bytes, dimension: int, k: int) -> np.ndarray:
     """From each point of a set, float64, to its k-th neighbour among the others, `(num, 1)`."""
     from scipy.spatial import cKDTree
@@ -78,7 +78,7 @@ def knn_kl(real: np.ndarray, generated: np.ndarray, k: int = 5) -> float:
     return float(nats / math.log(2))
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def _mean_distance_within(points: bytes, dimension: int) -> float:
     found = np.frombuffer(points).reshape(-1, dimension)
     return _mean_distance(found, found)

@@ -98,6 +98,14 @@ def test_numbers_of_every_kind_and_dimension_arrive_as_they_are(tmp_path, dimens
         np.testing.assert_array_equal(by_row(points), rows)
 
 
+@cases("options", [{}, LAZY, STREAM], ids=["memory", "lazy", "stream"])
+def test_large_whole_numbers_are_read_in_every_way(tmp_path, options):
+    rows = np.array([[1, 2**60 + 1], [-(2**63), 3]] * 3)
+    data = load(write(tmp_path / "set", as_dataset(rows, "int64")), **options)
+    points = joined(iterate_batches(data, BatchLayout(1), 0, range(6)))
+    np.testing.assert_array_equal(by_row(points), by_row(rows.astype(np.float32)))
+
+
 def test_columns_are_read_with_indices_offsets_and_large_lists():
     rows = [7, 3, 29, 0, 11, 12, 13]
     np.testing.assert_array_equal(read_points(as_dataset(numbers(30), length=2).select(rows), "p"), numbers(30)[rows])
@@ -216,8 +224,7 @@ def test_points_have_defaults_of_their_own_and_no_options_of_images(tmp_path):
     folder = write(tmp_path / "set", as_dataset(numbers()))
     for options in ({"dataset_name": "moons"}, {"dataset_name": str(folder), "data_kind": "points"}):
         resolved = resolve_config(TrainingConfig(**options))
-        found = (resolved.num_validation_images, resolved.resolution, resolved.num_train_timesteps)
-        assert found == (10_000, None, 100)
+        assert (resolved.num_validation_images, resolved.num_train_timesteps) == (10_000, 100)
         for refused in ({"resolution": 8}, {"image_column": "image"}, {"noise": "offset"}):
             with pytest.raises(LabError, match=f"--{next(iter(refused))}"):
                 resolve_config(TrainingConfig(**options, **refused))
