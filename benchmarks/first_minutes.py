@@ -48,6 +48,7 @@ sys.exit(status)
 """
 _RESULTS = "diffusers_lrlab.training.results"
 PARTS = [
+    ("checkpoint", "diffusers_lrlab.training.trainer", "Trainer", "save"),
     ("pipeline", "diffusers_lrlab.training.trainer", "Trainer", "save_result"),
     *(("samples", _RESULTS, kind, "samples_to_show") for kind in ("ImageResults", "PointResults")),
     *(("samples", _RESULTS, kind, "samples_to_evaluate") for kind in ("ImageResults", "PointResults")),

@@ -342,7 +342,7 @@ def member_rows(options):
             if stack.update in (short, length):
                 stack._release_done()
             if is_resumed and stack.update == short + 2:
-                states = [member.state_dict() | {"sums": stack.sums_of(member)} for member in runs]
+                states = [member.state_dict() for member in runs]
                 runs = make_points(options.tiny, number, length, short)
                 for member, state in zip(runs, states, strict=True):
                     member.run.update = state["update"]

@@ -16,6 +16,7 @@ still does, as only its Python transforms are used.
 
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -127,9 +128,19 @@ def compare_precisions(rounds, batch):
     return in_turns({"float32": partial(passes, False), "bf16": partial(passes, True)}, rounds, 2)
 
 
-def print_precisions(rounds):
-    from diffusers_lrlab.core.environment import cpu_computes_in_bf16
+def cpu_computes_in_bf16():
+    """
+    Whether this processor has bfloat16 instructions that torch uses (AVX512_BF16 or AMX; BF16 on ARM). Without them torch
+    converts, which takes many times as long. Respects `ONEDNN_MAX_CPU_ISA`.
+    """
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():  # true of any AVX-512: oneDNN has kernels for it, but slow ones
+        return False
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return True
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
+
+def print_precisions(rounds):
     print(f"\n(c) forward and backward, median ms; this CPU computes in bf16: {cpu_computes_in_bf16()}\n")
     print("| batch | float32 | bf16 | bf16 over float32: median (lowest to highest) |\n|---|---|---|---|")
     for batch in (64, 16):

@@ -5,16 +5,11 @@ pipelines with `diffusers.pipelines`, whether these are imported before or after
 """
 
 import importlib
-import sys
-import warnings
 from typing import Any
 
-from .core.program import begin_program
+from .diffusers_plugin.registration import register
 
 __version__ = "0.1.0"
-
-begin_program()  # the following import takes a second
-from .diffusers_plugin.registration import register  # noqa: E402
 
 _HOMES = {
     "ImagePipeline": "pipelines.image",
@@ -55,10 +50,6 @@ _HOMES = {
 __all__ = sorted(_HOMES)
 
 register()
-if "ipykernel" in sys.modules:  # in a notebook without ipywidgets tqdm would warn, and show text bars anyway
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        importlib.import_module("tqdm.auto")
 
 
 def __getattr__(name: str) -> Any:

@@ -17,7 +17,7 @@ import diffusers_lrlab
 from .core.errors import Interrupted, LabError, is_first_process
 from .core.options import TextParser
 from .core.plugins import load_plugins, registered_failure
-from .core.program import interrupts_as_usual, report_error
+from .core.program import report_error
 from .diffusers_plugin import hook_table
 from .diffusers_plugin.host.patches import Patches
 from .diffusers_plugin.host.source import HostScript
@@ -133,7 +133,6 @@ def _launch(options: argparse.Namespace, parser: argparse.ArgumentParser, patche
         test = _range_test(options) if options.find_lr else None
         host = Host(options, test, patches)
         host.run.follow_arguments(host.script, parser._option_string_actions)
-        interrupts_as_usual()
         try:
             run_script(options.script, options.arguments)
         except RangeTestDone:

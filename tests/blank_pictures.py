@@ -4,15 +4,15 @@ import base64
 from pathlib import Path
 
 PIXEL = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsTj2FAAAAABJRU5ErkJggg==")
-_drawn = []  # savefig and draw of matplotlib, once they are replaced
+_drawn = []  # what draws in matplotlib, once it is replaced
 
 
 def leave_pictures_blank():
     """From now on, in this process."""
     figure, canvas = _classes()
     if not _drawn:
-        _drawn.extend((figure.savefig, canvas.draw))
-    figure.savefig = _save_pixel
+        _drawn.extend((figure.savefig, canvas.print_png, canvas.draw))
+    figure.savefig = canvas.print_png = _save_pixel
     canvas.draw = lambda canvas, *_, **__: canvas.get_renderer()  # of pictures that are read as arrays
 
 
@@ -20,7 +20,7 @@ def draw_pictures():
     """Undoes `leave_pictures_blank`."""
     if _drawn:
         figure, canvas = _classes()
-        figure.savefig, canvas.draw = _drawn
+        figure.savefig, canvas.print_png, canvas.draw = _drawn
 
 
 def _classes():

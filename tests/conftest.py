@@ -60,9 +60,9 @@ def hub(tmp_path):
 @pytest.fixture(scope="module")
 def browser():
     """A Chromium, for tests with the mark `needs_chromium`."""
-    from chromium import PROGRAM, Chromium
+    from chromium import Chromium
 
-    with Chromium(PROGRAM) as browser:
+    with Chromium() as browser:
         yield browser
 
 

@@ -4,6 +4,7 @@ import pytest
 import runs
 import torch
 from safetensors.torch import load_file
+from trainer_states import assert_same
 
 from diffusers_lrlab import TrainingConfig, train
 from diffusers_lrlab.hub.records import read_record, recorded_options
@@ -49,17 +50,6 @@ def load_state(checkpoint):
     state = torch.load(checkpoint / "state.pt", weights_only=True)
     del state["run"]["seconds"]
     return state
-
-
-def assert_same(one, other, where):
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, other), where
-    elif isinstance(one, (dict, list)):
-        assert len(one) == len(other), where
-        for key in one if isinstance(one, dict) else range(len(one)):
-            assert_same(one[key], other[key], f"{where}.{key}")
-    else:
-        assert one == other, where
 
 
 def logged_rates(run):

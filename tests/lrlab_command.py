@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+from diffusers_lrlab.cli.main import main
+
 COMMAND = [sys.executable, "-W", "error", "-m", "diffusers_lrlab.cli.main"]
 
 
@@ -17,3 +19,9 @@ def lrlab(*arguments, status=0, encoding="utf-8", python=(), **env):
     if status == 0 and not python:
         assert done.stderr == ""
     return done.stderr if status or python else done.stdout
+
+
+def lrlab_here(capsys, *arguments):
+    """The same, in this process."""
+    assert main([str(argument) for argument in arguments]) == 0
+    return capsys.readouterr().out

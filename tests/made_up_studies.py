@@ -1,19 +1,14 @@
 """Results of studies that nobody ran, and their summaries."""
 
-from dataclasses import asdict
 from types import SimpleNamespace
 
 import numpy as np
 
-from diffusers_lrlab.study.analysis.statistics import compare
-from diffusers_lrlab.study.analysis.summary import findings
+from diffusers_lrlab.study.analysis.summary import summarise
+from diffusers_lrlab.study.spec.spec import StudySpec
 
 PAPER_ARMS = ("constant", "paper_baseline", "step", "exponential", "plateau", "cosine")
-
-
 PAPER_DATASETS = ("circle", "dino", "line", "moons")
-
-
 UPDATES = np.arange(50, 10_001, 50)
 
 
@@ -35,7 +30,10 @@ def made_up_run(arm, dataset, seed, place=0, **changes):
     run = {
         "id": f"{place}-{dataset}-{seed}", "arm": arm, "dataset": dataset, "seed": seed, "stage": "compare",
         "status": "finished", "learning_rate": 3e-4, "record": record,
-        "results": {"kl": kl, "training_set_loss": 0.44 + 0.02 * place + 0.001 * rng.normal(), "coverage": 1 - kl},
+        "results": {
+            "kl": kl, "kl_of_held_out_points": 0.02, "coverage": 1 - kl,
+            "training_set_loss": 0.44 + 0.02 * place + 0.001 * rng.normal(),
+        },
         "curves": {
             "loss": {"update": UPDATES.tolist(), "loss": loss.tolist(),
                      "lr": (3e-4 * (0.5 + 0.5 * np.cos(np.pi * UPDATES / 10_000 * (place > 0)))).tolist()},
@@ -48,31 +46,16 @@ def made_up_run(arm, dataset, seed, place=0, **changes):
 
 
 def summary_of(results, arms, baseline, **study):
-    """The summary that the package's own statistics make of runs."""
-    finished = [run for run in results if run.status == "finished" and run.stage == "compare"]
-    datasets = list(dict.fromkeys(run.dataset for run in results))
-    metrics = list(dict.fromkeys(name for run in results for name in run.results))
-    rows, told = [], {}
-    for metric in metrics:
-        values = {arm: {dataset: {} for dataset in datasets} for arm in arms}
-        for run in finished:
-            if metric in run.results:
-                values[run.arm][run.dataset][run.seed] = run.results[metric]
-        of_metric = compare(values, baseline, metric, num_resamples=0)
-        for row in of_metric:
-            place = row["arm"], row["dataset"]
-            row["diverged"] = sum((run.arm, run.dataset) == place and run.status == "diverged" for run in results)
-            row["floor"] = 0.02 if metric == "kl" else None
-        rows += of_metric
-        told[metric] = list(map(asdict, findings(of_metric, baseline)))
-    described = {
-        "name": "made-up", "title": "A made-up study", "baseline": baseline, "datasets": datasets, "metrics": metrics,
-        "arms": {arm: {"description": f"The arm {arm}", "lr_scheduler": "constant"} for arm in arms},
-        "seeds": sorted({run.seed for run in results}), "command": "lrlab study run made-up --out there", "hours": 1.25,
-        "runs": {"finished": len(finished), "diverged": sum(run.status == "diverged" for run in results)},
-    }  # fmt: skip
+    """The summary that the package makes of runs."""
+    described = {arm: {"description": f"The arm {arm}", "lr_scheduler": "constant"} for arm in arms}
+    datasets, seeds = {run.dataset: {} for run in results}, tuple(sorted({run.seed for run in results}))
+    spec = StudySpec("made-up", "A made-up study", {}, described, datasets, seeds, baseline, (), "")
     meta = {"versions": {"python": "3.12.1", "torch": "2.13.0"}, "processor": "A processor", "cpu_cores": 2}
-    return {"study": {**described, "meta": meta, **study}, "rows": rows, "findings": told}
+    notes = {"metrics": ["kl", "training_set_loss", "coverage"], "meta": meta}
+    compared = [run for run in results if run.stage == "compare"]
+    summary = summarise(spec, compared, [], notes, "lrlab study run made-up --out there")
+    summary["study"] |= study
+    return summary
 
 
 def made_up_study(arms=PAPER_ARMS, datasets=PAPER_DATASETS, seeds=5, change=lambda run: run, **study):

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
+from registrations import restored
+
 import diffusers_lrlab
 from diffusers_lrlab import launch
 from diffusers_lrlab.cli import main as cli
 from diffusers_lrlab.core import plugins
-from diffusers_lrlab.core.registry import restored
 from diffusers_lrlab.evaluation.metrics import METRICS
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.models.registry import DENOISERS, has_own_code
@@ -196,10 +197,7 @@ def _parse_by_running(folder, program, words):
 def registrations_undone(*registries):
     """Names that an example or a plug-in registers are not there for other tests."""
     known = {*DENOISERS}
-    with contextlib.ExitStack() as undone:
-        for registry in (SCHEDULERS, TIMESTEP_SAMPLERS, DENOISERS, *registries):
-            undone.enter_context(registry.temporarily())
-        undone.enter_context(restored(METRICS, plugins._loaded))
+    with restored(SCHEDULERS, TIMESTEP_SAMPLERS, DENOISERS, METRICS, plugins._loaded, *registries):
         try:
             yield
         finally:

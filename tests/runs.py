@@ -25,8 +25,15 @@ TINY_UNET = {
 }
 
 
-def tiny_arguments(folder, dropout=0.0, preflight=False):
-    """Arguments that make a run small; `folder` gets the model's configuration."""
+# Sampler, weighting and noise that have a state or look at the whole batch; with 8 timesteps the sampler is warm at once.
+FOLLOWING = (
+    *("--timestep_sampler=loss_second_moment:history=1", "--loss_weighting=learned_log_variance", "--noise=immiscible"),
+    *("--ddpm_num_steps=8", "--log_timestep_bins=4"),
+)
+
+
+def tiny_arguments(folder, dropout=0.0, preflight=False, **options):
+    """Arguments that make a run small, and those of these options; `folder` gets the model's configuration."""
     config = Path(folder) / f"tiny-unet-{dropout}.json"
     config.write_text(json.dumps({**TINY_UNET, "dropout": dropout}))
     return [
@@ -37,6 +44,7 @@ def tiny_arguments(folder, dropout=0.0, preflight=False):
         "--num_validation_images=16",
         "--logging_steps=1",
         *(() if preflight else ("--no_preflight",)),
+        *(f"--{name}={value}" for name, value in options.items()),
     ]
 
 
@@ -86,6 +94,13 @@ def read_metrics(folder):
     """The rows of a run's log: those of updates, and those of validations."""
     rows = [json.loads(line) for line in (Path(folder) / "lrlab" / "metrics.jsonl").read_text().splitlines()]
     return [row for row in rows if "loss" in row], [row for row in rows if "validation_loss" in row]
+
+
+def read_weights(folder):
+    """The weights of a model that was saved into a folder."""
+    from safetensors.torch import load_file
+
+    return load_file(folder / "diffusion_pytorch_model.safetensors")
 
 
 def read_record(folder):

@@ -11,10 +11,10 @@ import started
 import torch
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.models.modeling_utils import ModelMixin
+from registrations import restored
 from runs import read_metrics, read_record
 
 from diffusers_lrlab import TrainingConfig
-from diffusers_lrlab.core.registry import restored
 from diffusers_lrlab.core.streams import split_rows
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.loading import TrainingData
@@ -73,9 +73,6 @@ class Vectors(DataKind):
 
 
 class VectorResults(Results):
-    def as_pictures(self, run, samples):
-        return np.zeros((1, 4, 4, 3), np.uint8)
-
     def draw(self, run, samples, lab):
         (lab / "samples.txt").write_text(str(samples.shape))
 
@@ -95,7 +92,7 @@ def register():
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    with KINDS.temporarily(), restored(METRICS, CARD_SECTIONS, KIND_SETTINGS):
+    with restored(KINDS, METRICS, CARD_SECTIONS, KIND_SETTINGS):
         register()
         yield
 

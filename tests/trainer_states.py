@@ -28,17 +28,14 @@ def state_of(trainer):
     )
 
 
-def assert_same(found, expected):
-    if isinstance(expected, dict):
-        assert found.keys() == expected.keys()
-        for key, value in expected.items():
-            assert_same(found[key], value)
-    elif isinstance(expected, (list, tuple)):
-        assert len(found) == len(expected)
-        for one, other in zip(found, expected, strict=True):
-            assert_same(one, other)
+def assert_same(found, expected, where="state"):
+    """To the bit, in nested containers; NaN equals NaN."""
+    if isinstance(expected, (dict, list, tuple)):
+        assert len(found) == len(expected), where
+        for key in expected if isinstance(expected, dict) else range(len(expected)):
+            assert_same(found[key], expected[key], f"{where}.{key}")
     elif isinstance(expected, torch.Tensor):
-        assert found.dtype == expected.dtype
+        assert found.dtype == expected.dtype, where
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
     else:
-        assert found == expected or found != found != expected != expected  # both are NaN
+        assert found == expected or found != found != expected != expected, where  # both are NaN

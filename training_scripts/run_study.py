@@ -8,7 +8,6 @@ The same as `lrlab study run`. Presets: `lrlab study list`.
 
 import sys
 
-from diffusers_lrlab.cli import add_import
 from diffusers_lrlab.cli.study import add_run_arguments, run
 from diffusers_lrlab.core.options import TextParser
 from diffusers_lrlab.core.plugins import load_plugins
@@ -18,9 +17,7 @@ from diffusers_lrlab.core.program import exit_status
 def compare() -> None:
     """Parses and runs the study."""
     parser = TextParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
-    parser.add_argument("what", metavar="SPEC", help="a YAML file, or the name of a preset")
     add_run_arguments(parser)
-    add_import(parser)
     options = parser.parse_args()
     load_plugins(options.plugins)
     run(options, "python training_scripts/run_study.py")

@@ -116,10 +116,6 @@ class AuditedProcess:
     end: dict[str, Any] | None = None  # `None` if the process was killed
 
     @property
-    def started(self) -> float:
-        return float(self.header.get("started", 0.0))
-
-    @property
     def stepped(self) -> list[AuditedOptimizer]:
         return [each for each in self.optimizers.values() if each.rows]
 
@@ -202,7 +198,9 @@ def read_processes(folder: Path) -> list[AuditedProcess]:
     """The processes that recorded something, the main process of the training first."""
     processes = [_read_process(path) for path in sorted(folder.glob("*.jsonl"))]
     # A launcher imports torch, too, and has rank 0.
-    return sorted(processes, key=lambda each: (not each.stepped, not each.optimizers, each.rank, each.started))
+    return sorted(
+        processes, key=lambda each: (not each.stepped, not each.optimizers, each.rank, each.header.get("started", 0.0))
+    )
 
 
 def _read_process(path: Path) -> AuditedProcess:

@@ -104,21 +104,14 @@ def _why_nothing(audit: Audit) -> str:
             "which ignore PYTHONPATH."
         )
     main = audit.processes[0]
-    engines = ", ".join((main.end or {}).get("engines", []))
-    about = f" An engine of {engines} was made, whose own steps are not seen." if engines else ""
-    num_backward = (main.end or {}).get("backward", 0)
-    if not main.optimizers:
-        if num_backward:
-            return (
-                f"{counted(num_backward, 'backward pass', ',')} and no torch optimizer. An optimizer that is not a "
-                f"torch.optim.Optimizer cannot be audited.{about}"
-            )
-        return f"the program made no torch optimizer and had no backward pass.{about}"
-    names = ", ".join(each.name for each in main.optimizers.values())
-    if num_backward:
-        passes = counted(num_backward, "backward pass", ",")
-        return f"{names} never took a step, although there {'was' if num_backward == 1 else 'were'} {passes}.{about}"
-    return f"{names} was made, but never took a step, and there was no backward pass.{about}"
+    end = main.end or {}
+    names = ", ".join(each.name for each in main.optimizers.values()) or "no torch optimizer"
+    passes = counted(end.get("backward", 0), "backward pass", ",")
+    about = "".join(f" An engine of {engine} was made, whose own steps are not seen." for engine in end.get("engines", []))
+    return (
+        f"no optimizer took a step. The program made {names} and had {passes}. An optimizer that is not a "
+        f"torch.optim.Optimizer cannot be audited.{about}"
+    )
 
 
 # --- a curve in words ---------------------------------------------------------------------------------------------------

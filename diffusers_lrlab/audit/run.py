@@ -132,7 +132,8 @@ def _signals_passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
 def _report(command: list[str], status: int, records: Path, options: AuditOptions) -> int:
     audit = make_audit(command, status, read_processes(records), options.expectation)
     data, plot = options.out / "lr_audit.json", options.out / "lr_audit.png"
-    write_json(audit, data)
+    with atomic_file(data) as temporary:
+        temporary.write_text(json.dumps(as_json(audit), allow_nan=False, separators=(",", ":")) + "\n", encoding="utf-8")
     sys.stderr.write("\n".join(lines_of(audit)) + "\n")
     plot.unlink(missing_ok=True)  # of an earlier audit
     written, no_plot = str(data), ""
@@ -183,7 +184,8 @@ def _section_as_json(section: Section) -> dict[str, Any]:
         "groups": _groups_as_json(optimizer, comparison),
         "backward_passes": _numbers(optimizer.column("b"), int),
         "scheduler_steps": _numbers(optimizer.column("s"), int),
-        "gradient_norm": _numbers(optimizer.column("n"), _seven_digits),
+        # With the digits of float32, to keep the file of a long run small.
+        "gradient_norm": _numbers(optimizer.column("n"), lambda norm: float(f"{norm:.7g}")),
         "max_gradient_norm": _numbers(optimizer.column("c")),
         "findings": [asdict(finding) for finding in section.findings],
         "comparison": comparison
@@ -216,13 +218,3 @@ def _numbers(values: np.ndarray, as_number: Callable[[float], float] = float) ->
     if not np.isfinite(values).any():
         return None
     return [as_number(value) if isfinite(value) else None for value in values.tolist()]
-
-
-def _seven_digits(value: float) -> float:
-    """Those of float32, to keep the file of a long run small."""
-    return float(f"{value:.7g}")
-
-
-def write_json(audit: Audit, path: Path) -> None:
-    with atomic_file(path) as temporary:
-        temporary.write_text(json.dumps(as_json(audit), allow_nan=False, separators=(",", ":")) + "\n", encoding="utf-8")

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 # Beyond it, stored profiles of widths around 0.1 fit badly: EDM2, and the table in docs/reference/averages.md.
 WIDEST_RELIABLE = 0.25
 _WEIGHTS, _FACTS = "averages.safetensors", "snapshot.json"
-_DTYPES = {"float32": "float32", "bf16": "bfloat16"}  # torch's names
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,6 @@ class Profiles:
     def of_widths(cls, ends: list[int], widths: list[float]) -> Profiles:
         """Profiles of relative widths, `sigma_rel`."""
         return cls(np.asarray(ends, np.float64), np.array([gamma_of_width(width) for width in widths]))
-
-    def __getitem__(self, chosen: np.ndarray) -> Profiles:
-        return Profiles(self.ends[chosen], self.gammas[chosen])
 
 
 def inner_products(first: Profiles, second: Profiles) -> np.ndarray:
@@ -79,7 +75,7 @@ def combine(stored: Profiles, target: Profiles) -> Combination:
     The coefficients are normalised to sum to 1, so that equal weights stay as they are.
     """
     is_used = stored.ends <= target.ends[0]
-    used = stored[is_used]
+    used = Profiles(stored.ends[is_used], stored.gammas[is_used])
     gram, projections = inner_products(used, used), inner_products(used, target)[:, 0]
     raw = np.linalg.solve(gram, projections)
     found = raw / raw.sum()
@@ -161,7 +157,7 @@ def write_snapshot(
     import torch
     from safetensors.torch import save_file
 
-    precision = getattr(torch, _DTYPES[dtype])
+    precision = torch.bfloat16 if dtype == "bf16" else torch.float32
     tensors = {
         f"{width:g}/{name}": value.detach().to("cpu", precision).contiguous()
         for width, weights in averages.items()

@@ -15,6 +15,12 @@ def add_import(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--import", dest="plugins", metavar="FILE_OR_MODULE", help=help)
 
 
+def add_actions(parser: argparse.ArgumentParser, **actions: str) -> list[argparse.ArgumentParser]:
+    """The parsers of the actions of a command, such as `lrlab study run`, from the help of each."""
+    group = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    return [group.add_parser(name, help=help, description=f"{help}.", allow_abbrev=False) for name, help in actions.items()]
+
+
 def announce_loading() -> None:
     """Says in a terminal that torch and transformers are being imported, which takes seconds without other output."""
     if not {"torch", "transformers"} & {*sys.modules} and is_watched() and is_first_process():

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from ..core.environment import require_extra
-from ..core.errors import LabError, did_you_mean, must_be
+from ..core.errors import LabError, did_you_mean
 from ..core.values import Range
 from ..core.words import counted
-from . import announce_loading, say, say_json
+from . import add_actions, announce_loading, say, say_json
 
 
 def check_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +19,7 @@ def check_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check(options: argparse.Namespace) -> int:
-    """Exit status 0 if everything is intact, else 1."""
+    """Verify a run, study, toy dataset or download: damaged files, and how to go on."""
     announce_loading()
     require_extra("train", "`lrlab check`")
     from ..run.check import check_folder
@@ -29,7 +29,7 @@ def check(options: argparse.Namespace) -> int:
         say_json(finding.as_data(), indent=2)
     else:
         say(finding.describe())
-    return int(bool(finding.damaged))
+    return int(bool(finding.damaged))  # the exit status
 
 
 def push_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +42,7 @@ def push_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def push(options: argparse.Namespace) -> None:
+    """Upload a run, study or toy dataset to the Hub."""
     from ..hub.transfer import Target, push_folder
 
     if options.message is not None and not options.message.strip():
@@ -58,6 +59,7 @@ def pull_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def pull(options: argparse.Namespace) -> None:
+    """Download a published result."""
     from ..hub.contents import kind_of_folder
     from ..hub.transfer import fetch
 
@@ -69,30 +71,24 @@ def pull(options: argparse.Namespace) -> None:
 
 # --- lrlab data ----------------------------------------------------------------------------------------------------
 
-# Options of each action alone.
-_DATA_ACTIONS = {
-    "export": ("n", "n_test", "seed"),
-    "encode": (
-        *("vae", "subfolder", "revision", "flip", "label_column", "image_column", "dataset_config_name", "dataset_split"),
-        *("batch_size", "cache_dir"),
-    ),
-}
-
 
 def data_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = "export: write a dataset as Parquet files. encode: write the latents of images, to train on."
-    parser.add_argument("action", choices=tuple(_DATA_ACTIONS), help=actions)
-    name = "For export, a toy dataset or a generated image set (see `lrlab list`); for encode, any set of images."
-    parser.add_argument("name", metavar="NAME", help=name)
-    parser.add_argument("dir", type=Path, metavar="DIR", help="New or empty folder.")
-    size = "Size of images (default: 16 for export; for encode the set's own, or 256)."
-    parser.add_argument("--resolution", type=int, metavar="PIXELS", help=size)
-    add = parser.add_argument_group("options of export").add_argument
+    actions = {"export": "Write a dataset as Parquet files", "encode": "Write the latents of images, to train on"}
+    export, encode = add_actions(parser, **actions)
+    for action, name, size in (
+        (export, "A toy dataset or a generated image set (see `lrlab list`).", "16"),
+        (encode, "Any set of images.", "the set's own, or 256"),
+    ):
+        action.argument_default = argparse.SUPPRESS
+        action.add_argument("name", metavar="NAME", help=name)
+        action.add_argument("dir", type=Path, metavar="DIR", help="New or empty folder.")
+        action.add_argument("--resolution", type=int, metavar="PIXELS", help=f"Size of images (default: {size}).")
+    add = export.add_argument
     add("--n", type=int, metavar="N", help="Rows of the train split (default: 100000).")
     add("--n_test", type=int, metavar="N", help="Rows of the test split, or 0 (default: 10000).")
     add("--seed", type=int, metavar="S", help="Seed of the data (default: 42).")
-    add = parser.add_argument_group("options of encode").add_argument
-    add("--vae", metavar="ID|FOLDER", help="Autoencoder of diffusers, such as stabilityai/sd-vae-ft-mse.")
+    add = encode.add_argument
+    add("--vae", required=True, metavar="ID|FOLDER", help="Autoencoder of diffusers, such as stabilityai/sd-vae-ft-mse.")
     add("--subfolder", metavar="NAME", help="Subfolder of --vae that holds the autoencoder, such as vae.")
     add("--revision", metavar="REVISION", help="Branch, tag or commit of its repository.")
     add(
@@ -106,18 +102,13 @@ def data_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dataset_split", metavar="SPLIT", help="Split to encode (default: train).")
     add("--batch_size", type=int, metavar="B", help="Images that are encoded at once (default: 16).")
     add("--cache_dir", metavar="DIR", help="Folder for downloaded datasets and autoencoders (default: the Hub's cache).")
-    for action in parser._actions:
-        action.default = argparse.SUPPRESS
 
 
 def data(options: argparse.Namespace) -> None:
+    """Export a toy dataset as files that load anywhere, or encode images to latents."""
     announce_loading()
     require_extra("train", f"`lrlab data {options.action}`")
     given = {name: value for name, value in vars(options).items() if name not in ("command", "action", "name", "dir")}
-    for action, own in _DATA_ACTIONS.items():
-        for name in given.keys() & {*own} if action != options.action else ():
-            hint = f"it is an option of lrlab data {action}"
-            raise must_be(f"--{name}", given[name], f"left out of lrlab data {options.action}", hint)
     (_export if options.action == "export" else _encode)(options.name, options.dir, given)
 
 
@@ -147,8 +138,6 @@ def _export(name: str, folder: Path, given: dict[str, Any]) -> None:
 
 
 def _encode(name: str, folder: Path, given: dict[str, Any]) -> None:
-    if "vae" not in given:
-        raise LabError("lrlab data encode needs --vae, the autoencoder. Hint: --vae stabilityai/sd-vae-ft-mse.")
     from ..data.latent_data import encode_dataset
     from ..data.options import DataConfig
 

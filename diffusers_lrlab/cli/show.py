@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import LabError, did_you_mean
+from ..core.errors import LabError
 from ..core.registry import Entry, Parameter, Registry
 from ..core.spec import choose
 from ..objective.process import DEFAULT_OBJECTIVE, OBJECTIVES, NoiseProcess, make_process
@@ -36,16 +36,13 @@ LISTED = {
 
 
 def list_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", nargs="?", metavar="KIND", help=f"{', '.join(LISTED)} (default: all of them).")
-    formats = parser.add_mutually_exclusive_group()
-    formats.add_argument("--json", action="store_true", help="Print everything that is known, as JSON.")
-    formats.add_argument("--markdown", action="store_true", help="Print tables with all arguments, as in the documentation.")
+    kinds = f"{', '.join(LISTED)} (default: all of them)."
+    parser.add_argument("kind", nargs="?", metavar="KIND", choices=tuple(LISTED), help=kinds)
+    parser.add_argument("--json", action="store_true", help="Print everything that is known, as JSON.")
 
 
 def list_names(options: argparse.Namespace) -> None:
-    if options.kind is not None and options.kind not in LISTED:
-        hint = did_you_mean(options.kind, LISTED)
-        raise LabError(f"There is nothing to list called {options.kind!r}.{hint} Known: {', '.join(LISTED)}.")
+    """List everything that is chosen by name: schedules, samplers, optimizers and more."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     registries = {}
     for word in [options.kind] if options.kind else LISTED:
@@ -53,15 +50,8 @@ def list_names(options: argparse.Namespace) -> None:
         registries[word] = getattr(importlib.import_module(f"diffusers_lrlab.{module}"), name)
     if options.json:
         say_json({word: _as_json(registry) for word, registry in registries.items()}, indent=2)
-    elif options.markdown:
-        say("\n\n".join(map(_as_markdown, registries.values())))
     else:
         say("\n\n".join(as_text(registry, LISTED[word][2], width) for word, registry in registries.items()))
-
-
-def _as_markdown(registry: Registry) -> str:
-    """The tables of the docs: entries, and the arguments that they share."""
-    return "\n\n".join([registry.table(), *([registry.common_table()] if registry.common else [])])
 
 
 def _as_json(registry: Registry) -> list[dict[str, Any]]:
@@ -122,17 +112,17 @@ def number(text: str) -> float:
 
 
 _OF_TIMESTEPS = ("timestep_sampler", "loss_weighting", "objective", "num_train_timesteps", "prediction_type")
-_SHARED = ("num_training_steps", "out", "json")
+_RUN = ("num_warmup_steps", "learning_rate", "beta1")  # of schedules, with the defaults of `preview.schedules.Run`
 
 
 def preview_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("schedules").add_argument
     add("--lr_scheduler", action="append", metavar="NAME", help="Name or spec string; repeat it to compare several.")
     add("--momentum_scheduler", metavar="NAME", help="Name or spec string (default: constant momentum).")
-    warmup = "Warm-up in updates, or below 1 as a fraction of the run (default: %(default)s)."
-    add("--num_warmup_steps", type=number, default=0, metavar="W", help=warmup)
-    add("--learning_rate", type=number, default=1e-4, metavar="LR", help="Peak learning rate (default: %(default)s).")
-    add("--beta1", type=number, default=0.95, metavar="X", help="Momentum of the optimizer (default: %(default)s).")
+    warmup = "Warm-up in updates, or below 1 as a fraction of the run (default: 0)."
+    add("--num_warmup_steps", type=number, metavar="W", help=warmup)
+    add("--learning_rate", type=number, metavar="LR", help="Peak learning rate (default: 0.0001).")
+    add("--beta1", type=number, metavar="X", help="Momentum of the optimizer (default: 0.95).")
     add = parser.add_argument_group("timesteps, instead of schedules").add_argument
     add("--timestep_sampler", action="append", metavar="NAME", help="Density of timesteps, or all; repeat it for several.")
     add("--loss_weighting", action="append", metavar="NAME", help="Weights of losses, or all; repeat it for several.")
@@ -148,6 +138,7 @@ def preview_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def preview(options: argparse.Namespace) -> None:
+    """Show schedules over a run, or densities and weights over timesteps, as a table or a plot."""
     out = plot_path(options.out)
     if options.timestep_sampler or options.loss_weighting:
         _preview_timesteps(options, out)
@@ -163,7 +154,8 @@ def _preview_schedules(options: argparse.Namespace, out: Path | None) -> None:
         raise LabError("How long is the run? Give --num_training_steps, its optimizer updates, such as 10000.")
     from ..preview import schedules
 
-    run = schedules.Run(options.num_training_steps, options.num_warmup_steps, options.learning_rate, options.beta1)
+    given = {name: value for name in _RUN if (value := getattr(options, name)) is not None}
+    run = schedules.Run(options.num_training_steps, **given)
     previews = [schedules.preview(spec, run, momentum=options.momentum_scheduler) for spec in options.lr_scheduler]
     if out:
         schedules.plot_previews(previews, out)
@@ -174,7 +166,7 @@ def _preview_schedules(options: argparse.Namespace, out: Path | None) -> None:
 
 
 def _preview_timesteps(options: argparse.Namespace, out: Path | None) -> None:
-    _refuse(options, _all_but(*_OF_TIMESTEPS, *_SHARED), "beside --timestep_sampler and --loss_weighting")
+    _refuse(options, ("lr_scheduler", "momentum_scheduler", *_RUN), "beside --timestep_sampler and --loss_weighting")
     from ..preview.timesteps import as_json as timesteps_as_json
     from ..preview.timesteps import describe_timesteps, plot_timestep_previews, preview_timesteps
 
@@ -214,21 +206,10 @@ def _say_with(out: Path | None, text: str) -> None:
     say(f"{text}\nWrote {out}." if out else text)
 
 
-def _defaults() -> dict[str, Any]:
-    parser = argparse.ArgumentParser()
-    preview_arguments(parser)
-    return vars(parser.parse_args([]))
-
-
-def _all_but(*names: str) -> list[str]:
-    return [name for name in _defaults() if name not in names]
-
-
 def _refuse(options: argparse.Namespace, names: Iterable[str], where: str) -> None:
     """Raises a `LabError` for the first of these options that was given and would have no effect."""
-    defaults = _defaults()
     for name in names:
-        if getattr(options, name) != defaults[name]:
+        if getattr(options, name) is not None:
             raise LabError(f"--{name} has no effect {where}. Leave it out.")
 
 
@@ -254,6 +235,7 @@ def audit_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def audit(options: argparse.Namespace) -> int:
+    """Show which learning rate any torch program really uses, without changing it."""
     from ..audit.run import options_of
 
     command = options.program[1:] if options.program[:1] == ["--"] else options.program

@@ -4,31 +4,23 @@ import argparse
 from pathlib import Path
 
 from ..core.environment import require_extra
-from ..core.errors import LabError, did_you_mean
+from ..core.errors import LabError
 from ..study.shown_command import finished_report, names_in, shown_command, shown_names, shown_path
-from . import announce_loading, say
-
-_HOW = ("executor", "stack_size", "workers")
-# Of each action its form and the options that it takes.
-ACTIONS = {
-    "list": ("list", ()),
-    "run": ("run SPEC --out DIR", ("out", "dataset_name", *_HOW, "dry_run")),
-    "report": ("report DIR", ()),
-}
+from . import add_actions, add_import, announce_loading, say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = "list (show the presets), run (start or continue a study) or report (write its report again)."
-    parser.add_argument("action", metavar="ACTION", help=actions)
-    parser.add_argument(
-        "what", nargs="?", metavar="WHAT", help="For run, a YAML file or preset; for report, the folder of a study."
-    )
-    add_run_arguments(parser.add_argument_group("options of run"))
+    actions = {"list": "Show the presets", "run": "Start or continue a study", "report": "Write the report of a study again"}
+    _, run, report = add_actions(parser, **actions)
+    add_run_arguments(run)
+    report.add_argument("what", type=Path, metavar="DIR", help="Folder of the study.")
+    add_import(report)
 
 
-def add_run_arguments(parser: argparse._ActionsContainer) -> None:
-    """The options of `run`, which `training_scripts/run_study.py` takes too."""
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `run`, which `training_scripts/run_study.py` takes too."""
     add = parser.add_argument
+    add("what", metavar="SPEC", help="A YAML file, or the name of a preset.")
     add("--out", type=Path, metavar="DIR", help="Folder of the study, in which finished results are kept.")
     datasets = (
         "Datasets in place of those of the study, separated by commas or in repeated flags: embedded ones, local folders "
@@ -48,11 +40,12 @@ def add_run_arguments(parser: argparse._ActionsContainer) -> None:
     workers = "Workers of pool and ray, which share the cores (default: one per GPU, else one per core)."
     add("--workers", type=int, metavar="N", help=workers)
     add("--dry_run", action="store_true", help="Print the runs and a measured forecast of their time, and stop.")
+    add_import(parser)
 
 
 def command(options: argparse.Namespace) -> None:
+    """Compare schedules, optimizers or any other setting over data sets and seeds."""
     require_extra("study", "`lrlab study`")
-    _check_form(options)
     if options.action == "run":
         run(options, "lrlab study run")
     elif options.action == "list":
@@ -62,20 +55,7 @@ def command(options: argparse.Namespace) -> None:
     else:
         from ..study.report.report import report_study
 
-        say(f"Wrote {report_study(Path(options.what))}.")
-
-
-def _check_form(options: argparse.Namespace) -> None:
-    """Raises a `LabError` unless an action has what it needs, and nothing else."""
-    action = options.action
-    if action not in ACTIONS:
-        raise LabError(f"There is no action {action!r}.{did_you_mean(action, ACTIONS)} Known: {', '.join(ACTIONS)}.")
-    takes = ACTIONS[action][1]
-    for name in ACTIONS["run"][1]:
-        if getattr(options, name) not in (None, False) and name not in takes:
-            raise LabError(f"--{name} has no effect on `lrlab study {action}`. Leave it out; it is for `lrlab study run`.")
-    if (options.what is None) != (action == "list"):
-        raise LabError(f"The form is `lrlab study {ACTIONS[action][0]}`. See `lrlab study --help`.")
+        say(f"Wrote {report_study(options.what)}.")
 
 
 def run(options: argparse.Namespace, program: str) -> None:

@@ -5,7 +5,6 @@ The scripts of the first two names and `-m diffusers_lrlab.train` are the same p
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,34 +14,26 @@ from ..core.files import folder_beside, new_folder
 from ..core.program import exit_status
 from . import announce_loading, say
 
-TRAIN_HELP = "Train an unconditional diffusion pipeline with a learning rate that follows its schedule at every update."
-FIND_LR_HELP = "Find a learning rate for a training run: short tests in which the rate rises."
-
 
 def train(arguments: Sequence[str], prog: str | None = None) -> None:
-    """Trains as arguments say; `prog` is the command in `--help`, the script's if not given."""
+    """Train an unconditional diffusion pipeline with a learning rate that follows its schedule at every update."""
     announce_loading()
     from ..training.arguments import parse_arguments
 
-    config = parse_arguments(arguments, TRAIN_HELP, prog)
+    config = parse_arguments(arguments, train.__doc__ or "", prog)
     # Imported after the command line is understood: it takes seconds.
     from ..run.train import run_training
 
     run_training(config)
-    if config.dry_run and is_first_process():
-        import psutil
-
-        seconds = time.time() - psutil.Process().create_time()
-        say(f"{'dry run':>13}  {seconds:.3g} s in all, with imports and the data")
 
 
 def find_lr(arguments: Sequence[str], prog: str | None = None) -> None:
-    """Finds a learning rate as arguments say."""
+    """Find a learning rate for a training run: short tests in which the rate rises."""
     announce_loading()
     from ..finder.range_test import FinderConfig
     from ..training.arguments import parse_with
 
-    config, settings = parse_with(arguments, FIND_LR_HELP, FinderConfig, prog=prog)
+    config, settings = parse_with(arguments, find_lr.__doc__ or "", FinderConfig, prog=prog)
     from ..finder.find import find_lr_for_folder
 
     result, folder = find_lr_for_folder(config, settings)
@@ -66,6 +57,7 @@ def plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def plan(options: argparse.Namespace) -> None:
+    """Show what a training run will do, and its memory, time and disk space."""
     train([*options.rest, "--dry_run"])
 
 
@@ -82,6 +74,7 @@ def extend_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def extend(options: argparse.Namespace) -> None:
+    """Train a run for longer, or cool it down from a checkpoint, as a new run."""
     announce_loading()
     from ..run.extend import extend as extend_run
 
@@ -97,6 +90,7 @@ def ema_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def ema(options: argparse.Namespace) -> None:
+    """Average the weights with any width, from the snapshots of a run."""
     announce_loading()
     require_extra("train", "`lrlab ema`")
     from ..run.averages import write_average

@@ -167,21 +167,6 @@ def asked_threads() -> int | None:
     return int(first) or None if first.isdecimal() else None
 
 
-def cpu_computes_in_bf16() -> bool:
-    """
-    Whether this processor has bfloat16 instructions that torch uses (AVX512_BF16 or AMX; BF16 on ARM).
-
-    Without them torch converts, and an update takes many times as long as in float32. Respects `ONEDNN_MAX_CPU_ISA`.
-    """
-    import torch
-
-    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():  # true of any AVX-512: oneDNN has kernels for it, but slow ones
-        return False
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        return True
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-
-
 def launch_command() -> str | None:
     """
     The command that started this process, ready to be typed again, without the token; `None` in third-party programs and

@@ -4,7 +4,6 @@ Each message names the value, what is allowed and the remedy.
 """
 
 import difflib
-import math
 import os
 import re
 import reprlib
@@ -15,8 +14,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
-
-from .words import counted
 
 # Control characters other than line ends and tabs, and those that change the direction of text.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -104,18 +101,8 @@ def system_errors_explained() -> Iterator[None]:
         raise
 
 
-def shortened(text: str) -> str:
-    """A text for an error message, cut if it is long."""
-    return repr(text) if len(text) <= 200 else f"{text[:100]!r}... ({counted(len(text), 'character')})"
-
-
 class _Repr(reprlib.Repr):
-    """Cuts long values, and does not raise for integers that Python refuses to print."""
-
-    def repr_int(self, value: int, level: int) -> str:
-        if value.bit_length() <= 200:
-            return str(value)
-        return f"(a number of about {round(value.bit_length() * math.log10(2))} digits)"
+    """Cuts long values, and shows NumPy's floats as numbers."""
 
     def repr_float64(self, value: Any, level: int) -> str:
         return str(value)  # and not np.float64(0.5)

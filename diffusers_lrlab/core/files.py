@@ -33,15 +33,13 @@ def expanded(path: str | Path) -> Path:
 
 def read_utf8(path: str | Path, what: str) -> str:
     """The text of a file that a user wrote; a `LabError` that says `what` the file is if it is not UTF-8."""
-    content = Path(path).read_bytes()
-    wrong = content.find(b"\0")  # of UTF-16
-    if wrong < 0:
-        try:
-            return content.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            wrong = error.start
-    line = content.count(b"\n", 0, wrong) + 1
-    raise must_be(what, str(path), "a file in UTF-8", "save it as UTF-8", got=f"another encoding in line {line}")
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise must_be(
+            what, str(path), "a file in UTF-8", "save it as UTF-8", got=f"another encoding in line {line}"
+        ) from None
 
 
 def temporary_beside(path: Path, mark: str = "") -> Path:

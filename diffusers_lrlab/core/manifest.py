@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from .errors import LabError, shortened
+from .errors import LabError, shown
 from .files import write_text
 from .words import counted
 
@@ -147,14 +147,10 @@ def verify(folder: Path, only: Callable[[str], bool] = lambda name: True) -> Ver
 
 def find_damage(folder: Path) -> str | None:
     """How a folder that must have a complete manifest, such as a checkpoint, differs from it; `None` if it does not."""
-    found = verify(folder)
-    if found.damaged:
-        return "; ".join(found.damaged)
-    return (
-        None
-        if (folder / MANIFEST).exists() and not found.is_open
-        else f"{str(folder / MANIFEST)!r} is missing or not finished"
-    )
+    found, file = verify(folder), folder / MANIFEST
+    if file.exists() and not found.is_open:
+        return "; ".join(found.damaged) or None
+    return f"{str(file)!r} is missing or not finished"
 
 
 def refuse_damaged(folder: Path, remedy: str = "", only: Callable[[str], bool] = lambda name: True) -> Verified:
@@ -162,11 +158,8 @@ def refuse_damaged(folder: Path, remedy: str = "", only: Callable[[str], bool] =
     found = verify(folder, only)
     if damage := found.damaged:
         more = f"; and {len(damage) - 5} more" if len(damage) > 5 else ""
-        remedy = (
-            remedy
-            or f"restore them from a copy, make or pull them again; `lrlab check {shlex.quote(str(folder))}` lists all"
-        )
-        raise LabError(f"{'; '.join(damage[:5])}{more}. Hint: {remedy}.")
+        usual = f"restore them from a copy, make or pull them again; `lrlab check {shlex.quote(str(folder))}` lists all"
+        raise LabError(f"{'; '.join(damage[:5])}{more}. Hint: {remedy or usual}.")
     return found
 
 
@@ -178,7 +171,7 @@ def damage_named(folder: Path) -> Iterator[None]:
     except LabError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        what = f"{type(error).__name__}: {shortened(str(error))}"
+        what = f"{type(error).__name__}: {shown(str(error))}"
         raise LabError(
             f"The files in {str(folder)!r} are damaged or do not belong together ({what}). Hint: restore them from a copy, "
             "or pull them again."

@@ -13,10 +13,9 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from typing import Any, Literal, NoReturn, get_args, get_type_hints
 
-from .errors import LabError, cut, did_you_mean, given, must_be, shortened
+from .errors import LabError, cut, did_you_mean, given, must_be, shown
 from .registry import Registry
 from .values import REFUSED, Range, read_as, refusal
 
@@ -167,36 +166,30 @@ def check_needs(config: Any, config_class: Any, kind: str) -> None:
 class TextParser(argparse.ArgumentParser):
     """A parser that takes negative numbers for values, and refuses bytes that are not text."""
 
-    _given: Sequence[str] = ()
-
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         # As in Python 3.14: earlier versions take -1e-4 for a flag.
         self._negative_number_matcher = re.compile(r"-\.?\d")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        # What follows a bare -- belongs to another program.
-        self._given = [*takewhile(lambda word: word != "--", sys.argv[1:] if args is None else args)]
         options, unknown = super().parse_known_args(args, namespace)
-        for action in self._actions:
-            if action.nargs != argparse.REMAINDER:  # arguments of another program are passed on as they are
-                name = (action.option_strings or [str(action.metavar or action.dest)])[0]
-                _check_is_text(name, getattr(options, action.dest, None))
-        _check_is_text("an argument", unknown)
+        of_others = (action.dest for action in self._actions if action.nargs == argparse.REMAINDER)
+        num_passed_on = sum(len(getattr(options, dest, None) or ()) for dest in of_others)
+        words = sys.argv[1:] if args is None else args
+        for word in words[: len(words) - num_passed_on] if not self._subparsers else ():  # which check their own
+            if re.search("[\udc80-\udcff]", word):  # bytes that are not UTF-8, as Python passes them on
+                hint = "rename a file or folder that has such a name, or give a link to it whose name is UTF-8"
+                raise must_be("an argument", word.encode(errors="surrogateescape"), "UTF-8 text", hint)
         return options, unknown
 
     def refuse(self, unknown: Sequence[str], where: str = "", otherwise: str = "") -> None:
         """Raises a `LabError` for the first unknown argument, if any; `otherwise` is the hint if no flag is like it."""
         if unknown:
             hint = did_you_mean(unknown[0].split("=")[0], self._option_string_actions) or otherwise
-            raise LabError(f"Unknown argument {shortened(unknown[0])}{where}.{hint} See --help.")
+            raise LabError(f"Unknown argument {shown(unknown[0])}{where}.{hint} See --help.")
 
     def error(self, message: str) -> NoReturn:
-        if message.startswith("the following arguments are required: --"):  # one of which may be misspelt
-            known = self._option_string_actions
-            unknown = [word for word in self._given if word[:2] == "--" and word.partition("=")[0] not in known]
-            message += f"; {shortened(unknown[0])} is unknown" if unknown else ""
-        raise LabError(f"{_in_form(message)}. See --help.")
+        raise LabError(f"{_in_form(message)} See --help.")
 
 
 def _in_form(message: str) -> str:
@@ -204,15 +197,8 @@ def _in_form(message: str) -> str:
     message = re.sub(r"^argument (--\w+)/\S+: ", r"\1: ", message)  # a flag's other spellings
     for kind, number in (("int", "a whole number, such as 10000"), ("(?:float|number)", "a number, such as 0.001")):
         message = re.sub(f"invalid {kind} value: (.*)", rf"must be {number}, got \1", message)
-    message = re.sub(r"invalid choice: (.*) \(choose from (.*)\)", r"must be one of \2, got \1", message)
-    return cut(message)
-
-
-def _check_is_text(name: str, value: Any) -> None:
-    """Raises a `LabError` for bytes that are not UTF-8, which Python passes on as surrogates that no file can hold."""
-    for text in map(str, value if isinstance(value, list) else [value]):
-        if not (surrogates := re.findall("[\ud800-\udfff]", text)):
-            continue
-        given = text.encode(errors="surrogateescape") if min(surrogates) >= "\udc80" else text
-        hint = "rename a file or folder that has such a name, or give a link to it whose name is UTF-8"
-        raise must_be(name, given, "UTF-8 text", hint)
+    if choice := re.search(r"invalid choice: (.*) \(choose from (.*)\)", message):
+        given, known = choice.groups()
+        hint = did_you_mean(given.strip("'"), re.findall(r"[\w-]+", known))
+        return f"{message[: choice.start()]}must be one of {known}, got {cut(given)}.{hint}"
+    return f"{cut(message)}."

@@ -1,7 +1,7 @@
 """Common parts of all plots: palette, figures without a display, plain axes."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from .environment import require_extra
 from .files import atomic_file
@@ -12,13 +12,13 @@ BLUE, ORANGE, GREEN, GREY, DARK = *COLORS[:3], "#999999", "#555555"
 # No plot is wider than 7.2 inches or has text below 8 points, so that it can be read in a column of text.
 
 
-def new_figure(width: float, height: float, dpi: int) -> Any:
-    """A figure that needs no display; sizes in inches."""
+def new_figure(width: float, height: float, dpi: int, layout: Literal["constrained", "tight"] = "constrained") -> Any:
+    """A figure that needs no display; sizes in inches. The layout "tight" takes half the time, without a legend outside."""
     require_extra("plots", "Plotting", ["matplotlib"])
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=dpi, layout=layout)
     FigureCanvasAgg(figure)
     return figure
 
@@ -26,7 +26,10 @@ def new_figure(width: float, height: float, dpi: int) -> Any:
 def save_figure(figure: Any, path: Path) -> None:
     """Writes a figure atomically, in the format of its name."""
     with atomic_file(path) as temporary:
-        figure.savefig(temporary)
+        if path.suffix == ".png":
+            figure.canvas.print_png(temporary)  # `savefig` draws twice, first to find the layout
+        else:
+            figure.savefig(temporary)
 
 
 def plain_axes(axes: Any) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import LabError, is_out_of_memory, shortened, shown
+from .errors import LabError, is_out_of_memory, shown
 
 ENTRY_POINTS = "diffusers_lrlab.plugins"
 """The entry point group of packages that register names wherever they are installed."""
@@ -30,7 +30,6 @@ ENTRY_POINTS = "diffusers_lrlab.plugins"
 _PACKAGE = __name__.partition(".")[0]
 _loaded: dict[str, dict[str, str]] = {}  # by path or module, as given to --import
 _packages: dict[str, str] = {}
-_roots = {_PACKAGE}  # top-level packages that are always importable, or loaded here
 _registering: set[str] = set()  # top-level names of foreign modules that register something
 _titles: dict[type, str | None] = {}  # by class: what errors call objects that registered code made; None if not foreign
 _installed = False
@@ -51,7 +50,6 @@ def load_plugins(names: str | None) -> None:
         if key not in _loaded:
             with failures_located(f"--import {name}"):
                 module = _run_file(Path(name)) if is_file else _run_module(name)
-            _roots.add(module.__name__.partition(".")[0])
             source = Path(module.__file__).read_bytes() if module.__file__ else b""
             _loaded[key] = {"name": name, "sha256": hashlib.sha256(source).hexdigest()}
 
@@ -61,28 +59,9 @@ def loaded_plugins() -> list[dict[str, str]]:
     return list(_loaded.values())
 
 
-@contextmanager
-def names_code(plugins: Any) -> Iterator[None]:
-    """Lets an error say which code a record names, if none was loaded: a name that it registered may be missing."""
-    try:
-        yield
-    except LabError as error:
-        if plugins and not _loaded:
-            raise LabError(
-                f"{error} The record was made with --import {plugins!r}, whose names may be missing here. Read that code, "
-                "then give the option again."
-            ) from error
-        raise
-
-
 def plugin_packages() -> dict[str, str]:
     """Versions of the packages that [`load_installed_plugins`] has loaded."""
     return dict(_packages)
-
-
-def is_found_again(module: str) -> bool:
-    """Whether another process can import this module: one of this package, of `--import` or of an installed plug-in."""
-    return module.partition(".")[0] in _roots
 
 
 def load_installed_plugins() -> None:
@@ -93,7 +72,6 @@ def load_installed_plugins() -> None:
     _installed = True  # first, since plug-ins may look names up
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
         try:
-            _roots.add(entry.module.partition(".")[0])
             entry.load()
             if entry.dist is not None:
                 _packages[entry.dist.name] = entry.dist.version
@@ -146,14 +124,10 @@ def unusable(wanted: str, value: Any) -> Unusable:
 
 def note_registered(noun: str, name: str, function: Any) -> bool:
     """Notes the code that registers a function, and returns whether it is foreign, that is, not in this package."""
-    frame: FrameType | None = sys._getframe(1)
-    module = _PACKAGE
-    while (
-        frame is not None and module == _PACKAGE and frame.f_code.co_name != "<module>"
-    ):  # out of decorators of this package
+    frame: Any = sys._getframe(1)
+    while _package_of(frame) == _PACKAGE and frame.f_code.co_name != "<module>":  # out of decorators of this package
         frame = frame.f_back
-        module = str(frame.f_globals.get("__name__", "")).partition(".")[0] if frame else _PACKAGE
-    if module == _PACKAGE:
+    if (module := _package_of(frame)) == _PACKAGE:
         return False
     _registering.add(module)
     if inspect.isclass(function):
@@ -161,16 +135,26 @@ def note_registered(noun: str, name: str, function: Any) -> bool:
     return True
 
 
+def _package_of(frame: FrameType) -> str:
+    """The top-level name of the module whose code runs in a frame."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
 def _note_class(title: str, made: type) -> None:
     _titles[made] = title if made.__module__.partition(".")[0] in _registering else None
 
 
+def unwrapped(model: Any) -> Any:
+    """The model inside a compiled one, or one that is distributed over processes."""
+    for name in ("_orig_mod", "module"):
+        while hasattr(inner := getattr(model, name, None), "forward"):
+            model = inner
+    return model
+
+
 def titled(made: Any) -> str | None:
     """What errors call an object of a foreign registered class, or a model that wraps one; `None` for other objects."""
-    for name in ("_orig_mod", "module"):  # of compiled and distributed models
-        while hasattr(inner := getattr(made, name, None), "forward"):
-            made = inner
-    return next((title for each in type(made).__mro__ if (title := _titles.get(each))), None)
+    return next((title for each in type(unwrapped(made)).__mro__ if (title := _titles.get(each))), None)
 
 
 def call_registered(
@@ -181,20 +165,15 @@ def call_registered(
 
     A function that fails or returns an unusable value is a `LabError` with its name, file and line, and `hint`.
     """
+    title = f"The {noun} {name!r}"
     try:
-        value = function(*args, **kwargs)
-        if type(value) not in _titles:
-            _note_class(f"The {noun} {name!r}", type(value))
-        return value if returns is None else returns(value, *args)
-    except LabError:
-        raise
+        with failures_located(title, hint, function):
+            value = function(*args, **kwargs)
+            if type(value) not in _titles:
+                _note_class(title, type(value))
+            return value if returns is None else returns(value, *args)
     except Unusable as error:
-        raise LabError(f"The {noun} {name!r} {error}.{where(function)}") from None
-    except FAILURES as error:
-        if is_out_of_memory(error):
-            raise
-        location = _location_of(function)
-        raise located(error, f"The {noun} {name!r}", hint, location and location.rpartition(":")[0]) from error
+        raise LabError(f"{title} {error}.{where(function)}") from None
 
 
 def _location_of(function: Any) -> str | None:
@@ -218,7 +197,7 @@ def described(value: Any) -> str:
     if value is None or isinstance(value, (bool, int, float, complex)):
         return shown(value)
     if isinstance(value, str):
-        return f"the text {shortened(value)}"
+        return f"the text {shown(value)}"
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         article = "an array" if isinstance(value, (np.ndarray, np.generic)) else "a tensor"
         return f"{article} of {value.dtype} of shape {tuple(value.shape)}"
@@ -261,32 +240,41 @@ def python_number(value: Any, wanted: str = "a number") -> int | float:
 
 # A plug-in that ends the program has failed, with any status. Ctrl-C is the user's.
 FAILURES = (Exception, SystemExit)
-_OWN_LIBRARY = ("<frozen", os.path.dirname(os.__file__))
 
 
 @contextmanager
-def failures_located(what: str, remedy: str = "") -> Iterator[None]:
-    """Turns exceptions of a plug-in in this block into a [`LabError`] that names `what` failed, and its file and line."""
+def failures_located(what: str, remedy: str = "", function: Any = None) -> Iterator[None]:
+    """
+    Turns exceptions of a plug-in in this block into a [`LabError`] that names `what` failed, and the line: in the file of a
+    `function` if it is given and that is there.
+    """
     try:
         yield
-    except LabError:
+    except (LabError, Unusable):
         raise
     except FAILURES as error:
         if is_out_of_memory(error):
             raise
-        raise located(error, what, remedy) from error
+        location = function and _location_of(function)
+        raise located(error, what, remedy, location and location.rpartition(":")[0]) from error
 
 
 def located(error: BaseException, what: str, remedy: str = "", file: str | None = None) -> LabError:
-    """A plug-in's exception as an error that names `what` failed and where: the innermost line, in `file` if it is there."""
-    frames, reason = list(traceback.extract_tb(error.__traceback__)), f"{type(error).__name__}: {error}{remedy}"
-    if isinstance(error, SystemExit):  # Python's own `exit` and `argparse` raise it for their callers
-        is_own = [frame.filename.startswith(_OWN_LIBRARY) and "site-packages" not in frame.filename for frame in frames]
-        frames = [frame for frame, own in zip(frames, is_own, strict=True) if not own] or frames
+    """
+    A plug-in's exception as an error that names `what` failed and where: the innermost line in `file` if there is one, else
+    outside of Python's standard library.
+    """
+    frames, reason = traceback.extract_tb(error.__traceback__), f"{type(error).__name__}: {error}{remedy}"
+    if isinstance(error, SystemExit):
         reason = f"it ended the program (SystemExit: {error.code}). Hint: raise an error instead; the main part of a script "
         reason += 'belongs under `if __name__ == "__main__":`.'
-    last = ([frame for frame in frames if frame.filename == file] or frames)[-1]
+    in_file = [frame for frame in frames if frame.filename == file]
+    last = (in_file or [frame for frame in frames if not _is_pythons(frame.filename)] or frames)[-1]
     return LabError(f"{what} failed at {last.filename}:{last.lineno}: {reason}")
+
+
+def _is_pythons(file: str) -> bool:
+    return file.startswith(("<frozen", os.path.dirname(os.__file__))) and "site-packages" not in file
 
 
 @contextmanager
@@ -310,8 +298,7 @@ def registered_failure(error: BaseException, title: str | None = None) -> LabErr
     if is_out_of_memory(error):
         return None
     for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):  # the innermost first
-        module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if module in _registering:
+        if (module := _package_of(frame)) in _registering:
             what = title or f"Code of the plug-in {module.removeprefix('lrlab_plugin_')!r}"
             return located(error, what, file=frame.f_code.co_filename)
     return None

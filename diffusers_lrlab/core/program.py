@@ -1,4 +1,4 @@
-"""The start and the end of a program and of its workers: standard streams, Ctrl-C and SIGTERM, errors and exit status."""
+"""The run of a program and of its workers: standard streams, errors and exit status, Ctrl-C and SIGTERM."""
 
 import faulthandler
 import io
@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -20,48 +19,6 @@ from typing_extensions import Self
 from .errors import Interrupted, LabError, cut, is_first_process, printable
 
 _BROKEN_PIPE = 128 + 13  # SIGPIPE, which Windows lacks
-_PROGRAMS = ("lrlab", "train_ddpm.py", "find_lr.py", "run_study.py")
-
-
-def begin_program() -> None:
-    """
-    Called before this package imports others: makes standard streams usable, and lets Ctrl-C end one of the lab's programs
-    without a traceback until [`interrupts_as_usual`]. Third-party programs keep Python's behaviour.
-    """
-    open_standard_streams()
-    started = sys.orig_argv[1:]
-    module = started[started.index("-m") + 1] if sys.argv[:1] == ["-m"] and "-m" in started[:-1] else ""
-    if module.partition(".")[0] != "diffusers_lrlab" and Path((sys.argv or [""])[0]).name not in _PROGRAMS:
-        return
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _end)
-
-
-def open_standard_streams() -> None:
-    """
-    Replaces closed standard streams (`>&-`, daemons, pythonw) by the null device. Otherwise a file that is opened later
-    gets the number of one of them, and with it what libraries and other processes print.
-    """
-    for number, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # its number is the lowest free one: this
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))
-
-
-def interrupts_as_usual() -> None:
-    """Makes Ctrl-C a `KeyboardInterrupt` again."""
-    if signal.getsignal(signal.SIGINT) is _end:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _end(number: int, _frame: FrameType | None) -> None:
-    # Not an exception, which modules that are being imported may catch.
-    os.write(2, b"Stopped before anything was done.\n")
-    os._exit(128 + number)
 
 
 def report_error(error: BaseException, all_ranks: bool = True) -> int:
@@ -79,12 +36,26 @@ def report_error(error: BaseException, all_ranks: bool = True) -> int:
     return 128 + error.signal_number if isinstance(error, Interrupted) else 2
 
 
+def _open_standard_streams() -> None:
+    """
+    Replaces closed standard streams (`>&-`, daemons, pythonw) by the null device. Otherwise a file that is opened later
+    gets the number of one of them, and with it what libraries and other processes print.
+    """
+    for number, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # its number is the lowest free one: this
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))
+
+
 def exit_status(program: Callable[[], int | None], all_ranks: bool = True) -> int:
     """
     Runs a program. Returns 0, 2 after an error that the user can fix, or 128 + the number of a signal; like a signal counts
     that the reader of its output has closed the pipe (`lrlab list | head`).
     """
-    interrupts_as_usual()
+    _open_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a character shows another one
             stream.reconfigure(errors="replace")

@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from numbers import Integral, Real
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from .errors import LabError, must_be
+from .values import Range
 from .words import counted
 
 
@@ -16,18 +17,8 @@ def clip(value: Any, low: float, high: float) -> Any:
     return min(max(value, low), high) if isinstance(value, (int, float)) else np.clip(value, low, high)
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _is_on_the_clock(value: Any) -> bool:
-    if isinstance(value, np.ndarray):
-        return value.dtype.kind in "iuf"
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _refused(name: str, value: Any, wanted: str) -> LabError:
-    return must_be(name, value, wanted, "count optimizer updates", of="Progress()")
+_FINITE, _LENGTH = Range("(-inf, inf)"), Range("[1, inf)", whole=True)
+_refused = partial(must_be, hint="count optimizer updates", of="Progress()")
 
 
 @dataclass(frozen=True)
@@ -50,12 +41,13 @@ class Progress:
         update, total, warmup = self.update, self.total_updates, self.warmup_updates
         if type(update) is type(total) is type(warmup) is int and 0 <= warmup < total:  # at every update of a schedule
             return
-        if not _is_on_the_clock(update):
+        is_moment = update.dtype.kind in "iuf" if isinstance(update, np.ndarray) else update in _FINITE
+        if not is_moment:
             raise _refused("update", update, "a finite number or an array of numbers")
-        if not _is_count(total) or total < 1:
-            raise _refused("total_updates", total, "a whole number in [1, inf)")
-        if not _is_count(warmup) or not 0 <= warmup < total:
-            raise _refused("warmup_updates", warmup, f"a whole number in [0, {total})")
+        if total not in _LENGTH:
+            raise _refused("total_updates", total, str(_LENGTH))
+        if warmup not in (shorter := Range(f"[0, {total})", whole=True)):
+            raise _refused("warmup_updates", warmup, str(shorter))
 
     @property
     def span(self) -> int:

@@ -4,18 +4,16 @@ Choices on the command line, error texts, tables in the docs and parametrised te
 """
 
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from .errors import LabError, did_you_mean, must_be, shortened
+from .errors import LabError, did_you_mean, must_be, shown
 from .plugins import call_registered, failures_located, load_installed_plugins, note_registered, where
 from .values import Parameter, checked
-from .words import markdown_table
 
-__all__ = ["Entry", "Parameter", "Registry", "restored"]
+__all__ = ["Entry", "Parameter", "Registry"]
 
 
 @dataclass(frozen=True)
@@ -26,13 +24,12 @@ class Entry:
     factory: Any  # the registered function or class, or its "module:name"
     description: str  # one line
     source: str  # the paper, equation or class it comes from
-    parameters: tuple[Parameter, ...] = ()  # its own
-    common: tuple[Parameter, ...] = ()  # shared by all entries of the registry
-    traits: frozenset[str] = frozenset()  # out of those of the registry
-    facts: Mapping[str, Any] = field(default_factory=dict)  # figures, such as an optimizer's state in bytes
-    module: str | None = None  # of the factory
-    registry: "Registry | None" = field(default=None, repr=False, compare=False)
-    is_foreign: bool = False  # registered by other code than this package's
+    parameters: tuple[Parameter, ...]  # its own
+    common: tuple[Parameter, ...]  # shared by all entries of the registry
+    traits: frozenset[str]  # out of those of the registry
+    facts: Mapping[str, Any]  # figures, such as an optimizer's state in bytes
+    is_foreign: bool  # registered by other code than this package's
+    registry: "Registry" = field(repr=False, compare=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """
@@ -41,7 +38,6 @@ class Entry:
         Raises a `LabError` that names the function, its file and line, if it fails or returns an unusable value.
         """
         registry = self.registry
-        assert registry is not None
         return call_registered(registry.noun, self.name, self.function, registry.returns, registry.hint, args, kwargs)
 
     @cached_property
@@ -57,7 +53,7 @@ class Entry:
     @property
     def title(self) -> str:
         """Its name in errors."""
-        return f"The {self.registry.noun if self.registry else 'entry'} {self.name!r}"
+        return f"The {self.registry.noun} {self.name!r}"
 
     @property
     def where(self) -> str:
@@ -152,21 +148,17 @@ class Registry(dict[str, Entry]):
                     raise must_be(f"the {self.noun}", taken, "a Python identifier", "use letters, digits and _")
                 if super(Registry, self).__contains__(taken) or taken in self._aliases:
                     raise LabError(f"The {self.noun} {taken!r} is already registered; choose another name.")
+            is_foreign = note_registered(self.noun, name, factory)
+            for parameter in parameters if is_foreign else ():
+                parameter.check_fields()
             own = {parameter.name for parameter in parameters}
             common = tuple(p for p in self.common if p.name not in own and p.name not in without)
-            module, is_foreign = getattr(factory, "__module__", None), note_registered(self.noun, name, factory)
-            about = (description, source, parameters, common, frozenset(traits), facts or {}, module)
-            self[name] = Entry(name, factory, *about, self, is_foreign)
+            about = (description, source, parameters, common, frozenset(traits), facts or {}, is_foreign)
+            self[name] = Entry(name, factory, *about, self)
             self._aliases.update(dict.fromkeys(aliases, name))
             return factory
 
         return decorator
-
-    @contextmanager
-    def temporarily(self) -> Iterator[None]:
-        """Undoes registrations and removals when the block ends."""
-        with restored(self, self._aliases):
-            yield
 
     @property
     def aliases(self) -> dict[str, str]:
@@ -181,36 +173,10 @@ class Registry(dict[str, Entry]):
             known = sorted([*self, *self._aliases])
             hint = did_you_mean(str(name), known)
             own = "" if hint else " For a name of your own, import the code that registers it: --import FILE_OR_MODULE."
-            raise LabError(f"Unknown {self.noun} {shortened(str(name))}.{hint} Known: {', '.join(known)}.{own}")
+            raise LabError(f"Unknown {self.noun} {shown(str(name))}.{hint} Known: {', '.join(known)}.{own}")
         return super().__getitem__(self._aliases.get(name, name))
 
     def __contains__(self, name: object) -> bool:
         if not super().__contains__(name) and name not in self._aliases:
             load_installed_plugins()  # which may have it
         return super().__contains__(name) or name in self._aliases
-
-    def table(self) -> str:
-        headings = ["name", "what it does", *self.shown_facts.values(), "arguments (default; allowed)", "source"]
-        cells = []
-        for entry in self.values():
-            names = ", ".join(f"`{name}`" for name in (entry.name, *self.aliases_of(entry)))
-            arguments = "<br>".join(f"`{p.name}` ({p.shown_default}; {p.allowed}): {p.help}" for p in entry.parameters)
-            facts = [str(entry.facts.get(fact, "–")) for fact in self.shown_facts]
-            cells.append((names, entry.description, *facts, arguments or "–", entry.source))
-        return markdown_table(headings, cells)
-
-    def common_table(self) -> str:
-        cells = [(f"`{p.name}`", p.shown_default, p.allowed, p.help) for p in self.common]
-        return markdown_table(("argument", "default", "allowed", "what it does"), cells)
-
-
-@contextmanager
-def restored(*mappings: dict[Any, Any]) -> Iterator[None]:
-    """Restores the items of dictionaries, and their order, when the block ends."""
-    held = [dict(mapping) for mapping in mappings]
-    try:
-        yield
-    finally:
-        for mapping, before in zip(mappings, held, strict=True):
-            mapping.clear()
-            mapping.update(before)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import LabError, cut, must_be, shortened
+from .errors import LabError, cut, must_be, shown
 from .registry import Entry, Registry
 
 _FORM = 'expected NAME, NAME:key=value,key=value or NAME:{"key": value}; a list is written [a|b]'
@@ -14,8 +14,8 @@ _FORM = 'expected NAME, NAME:key=value,key=value or NAME:{"key": value}; a list 
 
 def _fail(text: str, position: int, problem: str) -> LabError:
     start = max(0, position - 100)
-    shown = text[start : position + 100]
-    return LabError(f"Cannot read the spec string: {cut(problem)}; {_FORM}.\n  {shown}\n  {' ' * (position - start)}^")
+    part = text[start : position + 100]
+    return LabError(f"Cannot read the spec string: {cut(problem)}; {_FORM}.\n  {part}\n  {' ' * (position - start)}^")
 
 
 def _value(text: str) -> Any:
@@ -23,7 +23,7 @@ def _value(text: str) -> Any:
     try:
         return json.loads(text)
     except RecursionError as error:
-        raise LabError(f"The value {shortened(text)} cannot be read: {error}.") from None
+        raise LabError(f"The value {shown(text)} cannot be read: {error}.") from None
     except ValueError:
         if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", text, re.IGNORECASE):
             return float(text)  # .5, 1. and +1, which JSON does not have
@@ -117,7 +117,7 @@ def parse_json_kwargs(text: str, what: str) -> dict[str, Any]:
         kwargs = json.loads(text, object_pairs_hook=without_repeats)
     except (ValueError, RecursionError) as error:
         raise LabError(
-            f"{what} {shortened(text)}: is not valid JSON ({error}). "
+            f"{what} {shown(text)}: is not valid JSON ({error}). "
             """Hint: write an object in double quotes, such as '{"gamma": 0.5}'."""
         ) from None
     if not isinstance(kwargs, dict):

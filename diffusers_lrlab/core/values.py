@@ -4,6 +4,7 @@ Typeguard, beartype and pydantic are no replacement: they accept `True` for an `
 `int` for a `float`, and their errors name no remedy.
 """
 
+import builtins
 import functools
 import importlib
 import inspect
@@ -11,11 +12,11 @@ import math
 import re
 from collections import ChainMap
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from numbers import Integral, Real
 from types import GenericAlias, NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -80,10 +81,7 @@ def _container(value: Any, origin: Any, inner: tuple[Any, ...]) -> Any:
     if not isinstance(value, origin):
         return REFUSED
     if origin is dict:
-        items = [
-            *zip(value, [inner[0]] * len(value), strict=True),
-            *zip(value.values(), [inner[1]] * len(value), strict=True),
-        ]
+        items = [pair for key, each in value.items() for pair in ((key, inner[0]), (each, inner[1]))]
     elif origin is tuple and inner[-1] is not Ellipsis:
         if len(value) != len(inner):
             return REFUSED
@@ -149,40 +147,27 @@ class _Names(dict[str, Any]):
         return importlib.import_module(name)
 
 
-def _annotation_of(parameter: inspect.Parameter, function: Any) -> Any:
-    """The annotation of a parameter as a type; it includes `None` if that is the default."""
-    hint = parameter.annotation
-    if isinstance(hint, str):
-        namespace = getattr(inspect.unwrap(function), "__globals__", {})
-        hint = eval(hint, {}, ChainMap(namespace, vars(importlib.import_module("builtins")), _Names()))
-    return Union[hint, None] if parameter.default is None else hint  # noqa: UP007 - of any annotation
-
-
-def checked(function: _Decorated, called: str = "") -> _Decorated:
+def checked(function: _Decorated) -> _Decorated:
     """
-    A decorator for public functions, methods and classes: a [`LabError`] for an argument of another type than annotated.
+    A decorator for public functions and methods: a [`LabError`] for an argument of another type than annotated.
 
     Arguments are converted by [`read_as`]. Too many or too few arguments are a `TypeError`, as usual. Signature and
     docstring are preserved. It costs some microseconds per call.
     """
-    if inspect.isclass(function):
-        function.__init__ = checked(function.__init__, function.__name__)  # type: ignore[method-assign]
-        return function
     signature = inspect.signature(function)
-    is_call = function.__name__ == "__call__"
-    called = called or (function.__qualname__.partition(".")[0] if is_call else function.__name__)
-    fixed = [each for each in signature.parameters.values() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
-    positional = [each.name for each in fixed if each.kind is not each.KEYWORD_ONLY]
+    positional = [each.name for each in signature.parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
 
     @functools.cache
     def hints() -> dict[str, Any]:
         """By name; found at the first call, when modules that annotations refer to can be imported."""
-        return {each.name: _annotation_of(each, function) for each in fixed}
+        names = ChainMap(inspect.unwrap(function).__globals__, vars(builtins), _Names())
+        found = {name: hint for name, hint in function.__annotations__.items() if name != "return"}
+        return {name: eval(hint, {}, names) if isinstance(hint, str) else hint for name, hint in found.items()}
 
     def read(name: str, value: Any) -> Any:
         hint = hints().get(name, Any)
         if (found := read_as(value, hint)) is REFUSED:
-            raise refusal(called, name, value, hint)
+            raise refusal(function.__name__, name, value, hint)
         return found
 
     @functools.wraps(function)
@@ -218,14 +203,15 @@ class Range:
 
     text: str
     whole: bool = False
-    bounds: tuple[float, float] = field(init=False, repr=False, compare=False)  # whole ones are exact: 2**63 - 1 is no float
 
-    def __post_init__(self) -> None:
+    @functools.cached_property
+    def bounds(self) -> tuple[float, float]:
+        """Whole ones are exact: 2**63 - 1 is no float."""
         found = _NOTATION.fullmatch(self.text)
         bounds = [int(text) if text.lstrip("-").isdecimal() else float(text) for text in (found.groups() if found else ())]
         if not found or bounds[0] > bounds[1]:
             raise must_be("range", self.text, "an interval", "write '(0, 1]' or '[1, inf)'")
-        object.__setattr__(self, "bounds", tuple(bounds))
+        return bounds[0], bounds[1]
 
     def __contains__(self, value: Any) -> bool:
         if isinstance(value, bool) or not isinstance(value, Integral if self.whole else Real):
@@ -251,7 +237,6 @@ SEED = Range(f"[0, {2**63 - 1}]", whole=True)
 _PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
 
 
-@checked
 @dataclass(frozen=True)
 class Parameter:
     """One keyword argument of a registered entry."""
@@ -267,24 +252,23 @@ class Parameter:
     only_with: tuple[str, Any] | None = None  # another parameter, and the value it must have for this one to have an effect
     is_added: bool = False  # left out of resolved parameters at its default, as in records that are older than it
     instead_of: str | None = None  # the parameter that it replaces, if it is given; else it is left out, too
-    interval: Range | None = field(init=False, repr=False, compare=False)  # `range` as an interval of numbers
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "interval", None if self.range is None else Range(self.range))
+    @functools.cached_property
+    def interval(self) -> Range | None:
+        """`range` as an interval of numbers."""
+        return None if self.range is None else Range(self.range)
+
+    def check_fields(self) -> None:
+        """Raises a `LabError` for a field of another type than annotated."""
+        for name, hint in get_type_hints(Parameter).items():
+            if read_as(getattr(self, name), hint) is REFUSED:
+                raise refusal("Parameter", name, getattr(self, name), hint)
 
     @property
     def allowed(self) -> str:
-        """The allowed values by their Python type, for tables."""
+        """The allowed values in words."""
         if self.choices is not None:
             return "one of " + ", ".join(map(repr, self.choices))
-        wanted = self.kind.__name__ if self.kind is not list else f"list of {self.items.__name__}"
-        return f"{wanted} in {self.range}" if self.range else wanted
-
-    @property
-    def wanted(self) -> str:
-        """The allowed values in words, for errors."""
-        if self.choices is not None:
-            return self.allowed
         words = f"a list of {_PLURALS[self.items]}" if self.kind is list else in_words(self.kind)
         return f"{words} in {self.range}" if self.range else words
 
@@ -307,6 +291,6 @@ class Parameter:
             is_huge = type(found) is int and abs(found) >= _LARGEST_EXACT  # no number of updates comes near it
             fits = found is not REFUSED and not is_huge and (allowed is None or found in allowed)
             if not fits or (is_list and item is value):
-                raise must_be(self.name, value, self.wanted, self.help, of=owner)
+                raise must_be(self.name, value, self.allowed, self.help, of=owner)
             read.append(wanted(found))
         return read if is_list else read[0]

@@ -9,7 +9,7 @@ import os
 from collections.abc import Generator, Iterable, Iterator
 from queue import SimpleQueue
 from threading import Event, Semaphore, Thread
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -137,11 +137,6 @@ def _assemble(data: TrainingData, parts_of_updates: Iterable[Any], num_images: i
 _Item = tuple[list[int], list[int], list[int]]
 
 
-class _Source(Protocol):
-    def find(self, keys: list[int]) -> Iterator[tuple[Any, int]]:
-        """For each key a sequence of examples and an index in it."""
-
-
 class _Rows:
     """A data set with random access."""
 
@@ -157,6 +152,7 @@ class _Rows:
             yield list(range(len(numbers)))[part], rows[part], numbers[part]
 
     def find(self, keys: list[int]) -> Iterator[tuple[Any, int]]:
+        """For each key a sequence of examples and an index in it."""
         return ((self.examples, row) for row in keys)
 
 
@@ -183,7 +179,7 @@ class _Stream:
 
 
 class _Decoded(Dataset[Any]):
-    def __init__(self, data: TrainingData, source: _Source):
+    def __init__(self, data: TrainingData, source: "_Rows | _Stream"):
         self.source, self.transform, self.skips_corrupt = source, data.transform, data.skips_corrupt
         self.no_conditions = data.held_out[:0].conditions
 

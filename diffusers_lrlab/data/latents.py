@@ -51,16 +51,12 @@ class LatentsRecord:
         write_manifest(folder)
 
 
-def is_latents_folder(folder: str | Path) -> bool:
-    return (expanded(folder) / LATENTS_FILE).is_file()
-
-
 def latents_folder(config: DataConfig) -> Path | None:
     """The folder of latents that a configuration names, if it is one."""
     if config.train_data_dir is None and config.dataset_name in EMBEDDED_DATASETS:
         return None
     folder = expanded(source_of(config))
-    return folder if source_of(config) and is_latents_folder(folder) else None
+    return folder if source_of(config) and (folder / LATENTS_FILE).is_file() else None
 
 
 def read_latents_record(folder: str | Path) -> LatentsRecord:

@@ -18,17 +18,21 @@ _MAX_COLUMNS = 120
 
 class _Rows:
     def __init__(self, table: pa.Table):
-        self.updates, self.bins = table["update"].to_numpy(), table["bin"].to_numpy()
         self._table = table
-        first, last = (table[name].to_numpy() for name in ("first_timestep", "last_timestep"))
+        self.updates, self.bins = self._column("update", int), self._column("bin", int)
+        first, last = self._column("first_timestep", int), self._column("last_timestep", int)
         self.edges = np.append(np.unique(first), last.max() + 1)
+
+    def _column(self, key: str, kind: type) -> np.ndarray:
+        """Numbers, with NaN for null; `to_numpy` of pyarrow imports pandas."""
+        return np.array(self._table[key].to_pylist(), kind)
 
     def has(self, key: str) -> bool:
         return self._table[key].null_count < len(self._table)
 
     def grid(self, key: str) -> tuple[np.ndarray, np.ndarray]:
         """Updates `(columns,)` and values `(bins, columns)` of the rows with `key`; NaN for bins without."""
-        values = self._table[key].to_numpy().astype(np.float64)
+        values = self._column(key, float)
         known = ~np.isnan(values)
         updates, columns = np.unique(self.updates[known], return_inverse=True)
         grid = np.full((len(self.edges) - 1, len(updates)), np.nan)
@@ -118,7 +122,7 @@ def plot_timesteps(table: pa.Table, path: Path) -> None:
         "grad_norm": "gradient norm at fixed probes",
         "grad_noise_scale": "gradient noise scale, in images",
     }
-    figure = new_figure(7.2, 2.2 * len(pairs), dpi=130)
+    figure = new_figure(7.2, 2.2 * len(pairs), dpi=130, layout="tight")
     panels = figure.subplots(len(pairs), 2, squeeze=False)
     for axes, key in zip(panels.flatten(), (key for pair in pairs for key in pair), strict=True):
         if not rows.has(key):

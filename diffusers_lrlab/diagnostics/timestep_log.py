@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import functools
+import io
 import itertools
+import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -123,13 +125,16 @@ class TimestepLog:
     def table(self) -> pa.Table:
         """All rows so far, with null for missing values."""
         import pyarrow as pa
+        import pyarrow.json
 
-        if self._table is None:
-            self._table = table_schema().empty_table()
         if self._fresh:
-            self._table = pa.concat_tables([self._table, pa.Table.from_pylist(self._fresh, table_schema())]).combine_chunks()
+            # As JSON: for Python's objects pyarrow imports pandas, which takes longer than a short run.
+            rows = io.BytesIO("\n".join(map(json.dumps, self._fresh)).encode())
+            options = pyarrow.json.ParseOptions(explicit_schema=table_schema(), unexpected_field_behavior="error")
+            fresh = pyarrow.json.read_json(rows, parse_options=options)
+            self._table = pa.concat_tables([fresh] if self._table is None else [self._table, fresh]).combine_chunks()
             self._fresh = []
-        return self._table
+        return table_schema().empty_table() if self._table is None else self._table
 
     @property
     def num_spikes(self) -> int:
@@ -159,6 +164,7 @@ class TimestepLog:
         with np.errstate(invalid="ignore", divide="ignore"):
             means = totals / counts
             variances = np.maximum(squares / counts - means**2, 0)
+            shares = counts / counts.sum()
         spikes = self._spikes.flag(means).tolist()
         self.last_means = dict(zip(self.labels, means.tolist(), strict=True))
         asked = [None] * len(means) if expected is None else np.add.reduceat(expected, self.starts[:-1]).tolist()
@@ -166,7 +172,7 @@ class TimestepLog:
             update,
             {
                 "num_samples": counts.astype(int).tolist(),
-                "share": (counts / counts.sum()).tolist(),
+                "share": _without_nan(shares),
                 "asked_share": asked,
                 "loss_mean": _without_nan(means),
                 "loss_variance": _without_nan(variances),

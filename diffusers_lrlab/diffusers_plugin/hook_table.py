@@ -14,8 +14,8 @@ from typing import Any
 
 from ..core.environment import require_extra
 from ..core.errors import LabError, warn
-from ..core.registry import markdown_table
 from ..core.values import COUNT, Range
+from ..core.words import markdown_table
 from .host.source import HostScript, NotRecognised, find_faults
 
 
@@ -205,7 +205,7 @@ def recognisers() -> dict[str, Callable[[HostScript], str]]:
 
 
 def explain(script: HostScript) -> str:
-    """What each option acts on in a script, and the script's own faults, a line each, from its text alone."""
+    """What each option acts on in a script, and faults of its schedule's length, a line each, from its text alone."""
     width = max(map(len, recognisers()))
     lines = [script.path]
     for option, recognise in recognisers().items():
@@ -214,5 +214,4 @@ def explain(script: HostScript) -> str:
         except NotRecognised as reason:
             found = f"not here: {reason}"
         lines.append(f"  {option:<{width}}  {found}")
-    faults = [f"  {fault.text}" for fault in find_faults(script)]
-    return "\n".join([*lines, "By itself, this script", *(faults or ["  has no known fault"])])
+    return "\n".join([*lines, *(f"By itself, this script {text}" for _, text in find_faults(script))])

@@ -44,27 +44,25 @@ def when_imported(host: str, action: Callable[[Any], None]) -> None:
     if host in sys.modules:
         action(sys.modules[host])
         return
-    finder = _finder_of(host)
+    finder = next((each for each in sys.meta_path if isinstance(each, _ActOnImport)), None)
     if finder is None:
-        sys.meta_path.insert(0, _ActOnImport(host, action))
-    elif action not in finder.actions:
-        finder.actions.append(action)
-
-
-def _finder_of(host: str) -> "_ActOnImport | None":
-    return next((each for each in sys.meta_path if isinstance(each, _ActOnImport) and each.host == host), None)
+        finder = _ActOnImport()
+        sys.meta_path.insert(0, finder)
+    actions = finder.actions.setdefault(host, [])
+    if action not in actions:
+        actions.append(action)
 
 
 class _ActOnImport(importlib.abc.MetaPathFinder):
-    """Calls functions with a module once the module is imported."""
+    """Calls functions with modules once these are imported."""
 
-    def __init__(self, host: str, action: Callable[[Any], None]):
-        self.host, self.actions = host, [action]
+    def __init__(self) -> None:
+        self.actions: dict[str, list[Callable[[Any], None]]] = {}  # by the name of a module
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self.host:
+        if fullname not in self.actions:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)
         if spec is not None and spec.loader is not None:
@@ -72,10 +70,8 @@ class _ActOnImport(importlib.abc.MetaPathFinder):
 
             def execute_and_act(module: ModuleType) -> None:
                 execute(module)
-                for action in self.actions:
+                for action in self.actions.pop(fullname, []):
                     action(module)
-                if self in sys.meta_path:
-                    sys.meta_path.remove(self)
 
             spec.loader.exec_module = execute_and_act  # type: ignore[method-assign]
         return spec
@@ -108,7 +104,7 @@ class Library:
                 type.__setattr__(scheduler_type, member.name, member)
         scheduler_type._missing_ = classmethod(functools.partial(_missing, self))
         # Some versions of Python, such as 3.11.2, pickle members by their names, by which a spec string is not found.
-        scheduler_type.__reduce_ex__ = _pickled_by_value
+        scheduler_type.__reduce_ex__ = lambda member, protocol: (type(member), (member.value,))
         for value, member in scheduler_type._value2member_map_.items():
             self.add_function(member, value)
 
@@ -127,10 +123,6 @@ LIBRARIES = (
     # `TrainingArguments` reads its names before the functions are imported.
     Library("transformers.trainer_utils", "transformers.optimization"),
 )
-
-
-def _pickled_by_value(member: Any, protocol: int) -> tuple[Any, ...]:
-    return type(member), (member.value,)
 
 
 def _new_member(scheduler_type: Any, value: str) -> Any:

@@ -1,6 +1,7 @@
 """Divergences and distances between two sets of points that need no density."""
 
 import math
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -37,6 +38,17 @@ def _resolution(real: np.ndarray) -> float:
     return float(np.finfo(np.float32).eps * max(np.abs(real).max(), np.finfo(np.float32).tiny))
 
 
+# The same real points are compared with samples and with held-out points, at the end of each run of a study.
+@lru_cache(maxsize=4)
+def _distances_within(points: bytes, dimension: int, k: int) -> np.ndarray:
+    """From each point of a set, float64, to its k-th neighbour among the others, `(num, 1)`."""
+    from scipy.spatial import cKDTree
+
+    found = np.frombuffer(points).reshape(-1, dimension)
+    # Its own point is the nearest one, at distance 0.
+    return cKDTree(found).query(found, k=[k + 1], workers=torch.get_num_threads())[0]
+
+
 @checked
 def knn_kl(real: np.ndarray, generated: np.ndarray, k: int = 5) -> float:
     r"""
@@ -59,13 +71,17 @@ def knn_kl(real: np.ndarray, generated: np.ndarray, k: int = 5) -> float:
     real, generated = as_points(real, generated)
     sizes = f"there are {len(real)} real and {counted(len(generated), 'generated point')}"
     Range(f"[1, {min(len(real) - 1, len(generated))}]", whole=True).check("k", k, sizes)
-    workers, smallest = torch.get_num_threads(), _resolution(real)
-    # Its own point is the nearest one, at distance 0.
-    own = cKDTree(real).query(real, k=[k + 1], workers=workers)[0]
-    other = cKDTree(generated).query(real, k=[k], workers=workers)[0]
+    smallest, own = _resolution(real), _distances_within(real.tobytes(), real.shape[1], k)
+    other = cKDTree(generated).query(real, k=[k], workers=torch.get_num_threads())[0]
     logs = np.log(np.maximum(other, smallest)) - np.log(np.maximum(own, smallest))
     nats = real.shape[1] * logs.mean() + math.log(len(generated) / (len(real) - 1))
     return float(nats / math.log(2))
+
+
+@lru_cache(maxsize=4)
+def _mean_distance_within(points: bytes, dimension: int) -> float:
+    found = np.frombuffer(points).reshape(-1, dimension)
+    return _mean_distance(found, found)
 
 
 def _mean_distance(first: np.ndarray, second: np.ndarray) -> float:
@@ -85,7 +101,7 @@ def energy_distance(first: np.ndarray, second: np.ndarray) -> float:
     it is 0 for equal sets and never negative; for two sets of n points of one distribution it is about \(2 E|X - X'| / n\).
     """
     first, second = as_points(first, second)
-    within = [_mean_distance(points, points) for points in (first, second)]
+    within = [_mean_distance_within(points.tobytes(), points.shape[1]) for points in (first, second)]
     return max(0.0, 2 * _mean_distance(first, second) - sum(within))  # rounding can make less of it
 
 
@@ -139,8 +155,8 @@ def density_and_coverage(real: np.ndarray, generated: np.ndarray, k: int = 5) ->
 
     real, generated = as_points(real, generated)
     Range(f"[1, {len(real) - 1}]", whole=True).check("k", k, f"there are {counted(len(real), 'real point')}")
-    radii = cKDTree(real).query(real, k=[k + 1], workers=torch.get_num_threads())[0][:, 0]
-    radii *= 1 + 1e-12  # balls are closed: a point at the distance itself is in, whatever rounding says
+    # Balls are closed: a point at the distance itself is in, however it is rounded.
+    radii = _distances_within(real.tobytes(), real.shape[1], k)[:, 0] * (1 + 1e-12)
     # Repeated real points have balls of radius 0; they hold what float32 cannot distinguish from their centre.
     inside = cKDTree(generated).query_ball_point(
         real, np.maximum(radii, _resolution(real)), workers=torch.get_num_threads(), return_length=True

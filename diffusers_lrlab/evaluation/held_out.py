@@ -69,6 +69,7 @@ class _NoisePrediction:
 
     def __init__(self, model: Any, process: NoiseProcess):
         self.model, self.process = model, process
+        self.dtype = model.dtype  # which looks at all modules
         alphas = torch.from_numpy(process.levels.inner_alphas_cumprod)
         if not alphas[-1] < alphas[0]:
             raise ValueError(f"The noise level of all timesteps ({len(alphas)}) is the same; two levels are needed.")
@@ -78,7 +79,7 @@ class _NoisePrediction:
         timestep = float(np.interp(log_sigma, self.log_sigmas.numpy(), np.arange(len(self.log_sigmas))))
         sigma = math.exp(log_sigma)
         times = self.process.model_time(torch.full((len(scaled),), timestep, device=scaled.device))
-        prediction = self.model(self.process.model_input(scaled, sigma).to(self.model.dtype), times).sample.double()
+        prediction = self.model(self.process.model_input(scaled, sigma).to(self.dtype), times).sample.double()
         return self.process.predicted_noise(prediction, scaled, sigma)
 
     def flow(self, state: torch.Tensor, log_sigma: float) -> torch.Tensor:

@@ -172,22 +172,14 @@ class Evaluation:
 
 # --- what validation logs, and no function computes ---------------------------------------------------------------------
 
-register_metric(
-    "validation_loss_ema",
-    description="Loss of the EMA weights on held-out data",
-    source="the objective of the run",
-    traits=("is_loss", "on_hub"),
-    facts={
-        "of": "log",
-        "hub_type": "mse",
-        "card_title": "Validation loss, EMA weights (the ones saved)",
-        "needs": ("held_out", "ema"),
-    },
-)(None)
-register_metric(
-    "validation_loss",
-    description="Loss of the raw weights on held-out data",
-    source="the objective of the run",
-    traits=("is_loss", "on_hub"),
-    facts={"of": "log", "hub_type": "mse", "card_title": "Validation loss, raw weights", "needs": ("held_out",)},
-)(None)
+for _name, _weights, _where, _needs in (
+    ("validation_loss_ema", "EMA weights", " (the ones saved)", ("held_out", "ema")),
+    ("validation_loss", "raw weights", "", ("held_out",)),
+):
+    register_metric(
+        _name,
+        description=f"Loss of the {_weights} on held-out data",
+        source="the objective of the run",
+        traits=("is_loss", "on_hub"),
+        facts={"of": "log", "hub_type": "mse", "card_title": f"Validation loss, {_weights}{_where}", "needs": _needs},
+    )(None)

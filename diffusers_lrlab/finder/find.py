@@ -22,7 +22,7 @@ from ..core.words import counted
 from ..optimizers.entries import OPTIMIZERS
 from ..training.config import TrainingConfig, as_call
 from ..training.plan import Plan, make_plan
-from ..training.prepare import prepare_resolved, resolve_and_check
+from ..training.prepare import prepare, resolve_and_check
 from ..training.resume import locked_folder
 from ..training.run_folder import RunFolder
 from ..training.trainer import Trainer
@@ -57,7 +57,7 @@ def find_lr(config: TrainingConfig, settings: FinderConfig | None = None) -> Fin
     # Making a model, and some imports, draw random numbers.
     with arguments_named(), random_states_kept():
         resolved = resolve_and_check(config)
-        found = find_rate_for(*prepare_resolved(resolved), resolve_settings(settings or FinderConfig(), resolved.optimizer))
+        found = find_rate_for(*prepare(resolved), resolve_settings(settings or FinderConfig(), resolved.optimizer))
         if not launch_command():
             found.about["command"] = as_call(config, "find_lr", settings)  # with unresolved settings
         return found
@@ -82,7 +82,7 @@ def find_lr_for_folder(config: TrainingConfig, settings: FinderConfig | None = N
         sys.stderr.write(f"{resolved.output_dir!r} holds a run and is not changed. The result goes to {own!r}.\n")
     resolved = dataclasses.replace(resolved, output_dir=own)
     with locked_folder(resolved):
-        plan, data, accelerator = prepare_resolved(resolved)
+        plan, data, accelerator = prepare(resolved)
         folder = RunFolder(Path(plan.config.output_dir), accelerator.is_main_process)
         result = find_rate_for(plan, data, accelerator, settings)
         if accelerator.is_main_process:
@@ -158,10 +158,10 @@ def resolve_settings(settings: FinderConfig, optimizer: str) -> FinderConfig:
     return resolved
 
 
-class ScriptTest:
+class ScriptTest(RangeTest):
     """
-    A test on the updates of a third-party script, by the losses of its batches: `lr` is the rate of the next update, after
-    which [`add`] takes the loss of its batch, from before it. An `optimizer` replaces the script's.
+    A test on the updates of a third-party script, by the losses of its batches, which [`add`] takes after each update. An
+    `optimizer` replaces the script's.
     """
 
     def __init__(self, optimizer: str | None = None, num_updates: int | None = None):
@@ -170,15 +170,8 @@ class ScriptTest:
 
     def _begin_as(self, optimizer: str) -> None:
         config = FinderConfig(repeats=1, num_updates=self.num_updates)
-        self.test, self.started = RangeTest(resolve_settings(config, optimizer), OF_BATCHES), time.perf_counter()
-
-    @property
-    def most_updates(self) -> int:
-        return len(self.test.lrs)
-
-    @property
-    def lr(self) -> float:
-        return self.test.lr
+        super().__init__(resolve_settings(config, optimizer), OF_BATCHES)
+        self.started = time.perf_counter()
 
     def begin(self, optimizer: Optimizer) -> None:
         """Called before the first update, with the script's optimizer."""
@@ -186,22 +179,14 @@ class ScriptTest:
             raise LabError(f"{type(optimizer).__name__} finds its learning rate by itself: leave --find_lr out.")
         self._begin_as(self.optimizer or ("sgd" if isinstance(optimizer, SGD) else "adamw"))
 
-    def add(self, loss: float) -> bool:
-        """Adds the loss of an update. Returns whether another update follows."""
-        return self.test.add(loss)
-
-    def fail(self) -> None:
-        self.test.fail()
-
     def result(self) -> FinderResult:
-        test = self.test
-        if test.done < self.num_updates and test.ended is None:
-            test.ended = f"the script ended after {test.done} of {counted(self.num_updates, 'update')}"
-        return _result(test.settings, [test.sweep()], self.started, {"script": sys.argv, "optimizer": self.optimizer})
+        if self.done < self.num_updates and self.ended is None:
+            self.ended = f"the script ended after {self.done} of {counted(self.num_updates, 'update')}"
+        return _result(self.settings, [self.sweep()], self.started, {"script": sys.argv, "optimizer": self.optimizer})
 
     def finish(self, hook: FindLrHook) -> None:
         """Writes and prints the result, and how to train with it."""
-        if not self.test.done:
+        if not self.done:
             raise LabError("--find_lr: the script ended before its first update, or without a loss at accelerator.backward.")
         if is_first_process():
             result = self.result()
@@ -210,11 +195,6 @@ class ScriptTest:
             if result.suggestion.lr is not None:
                 rate = f"{result.lr / hook.lr_per_option:.2g}"
                 lines.append(f"To train with it, start the script without --find_lr and with --learning_rate {rate}.")
-            elif result.suggestion.is_noise:
-                lines.append(
-                    f"For half the noise, add --num_updates {4 * self.num_updates} before the script's name, or use a batch "
-                    "four times as large (--train_batch_size, --gradient_accumulation_steps)."
-                )
             sys.stdout.write("\n".join(lines) + "\n")
             sys.stdout.flush()
         hook.end()

@@ -40,7 +40,6 @@ class Suggestion(NamedTuple):
     lr: float | None
     reason: str  # also of no rate
     interval: tuple[float, float] | None = None  # equally good rates
-    is_noise: bool = False  # there is no rate because noise hides any fall of the loss
 
 
 def minimum_tenth(lrs: ArrayLike, losses: ArrayLike) -> Suggestion:
@@ -140,13 +139,12 @@ def smooth_as_needed(losses: ArrayLike) -> tuple[np.ndarray, float, float]:
 def _no_fall(rates: np.ndarray, y: np.ndarray, noise: float) -> Suggestion:
     smallest = _SMALLEST_FALL * abs(y[0])
     rises = " and rises" if y[-1] > y[0] + max(smallest, noise) else ""
-    is_noise = bool(noise > smallest)
     least = f"by at least {100 * _SMALLEST_FALL:.0f} %"
-    if is_noise:
+    if noise > smallest:
         least = f"by more than the noise of independent losses, which can be {100 * noise / (abs(y[0]) or 1):.0f} % of it"
     remedy = "lower --start_lr" if rises else "raise --end_lr, use more updates or a larger batch"
     text = f"the loss does not fall{rises} between {rates[0]:.3g} and {rates[-1]:.3g} {least}; {remedy}"
-    return Suggestion(None, f"{text}, or check data and model", is_noise=is_noise)
+    return Suggestion(None, f"{text}, or check data and model")
 
 
 def _rate(log10: float) -> float:
@@ -199,7 +197,12 @@ class FinderResult:
             "settings": dataclasses.asdict(self.settings),
             "suggestion": {"lr": one.lr, "reason": one.reason, "interval": one.interval},
             "sweeps": [
-                {**sweep._asdict(), "lrs": sweep.lrs.tolist(), "losses": _finite(sweep.losses)} for sweep in self.sweeps
+                {
+                    **sweep._asdict(),
+                    "lrs": sweep.lrs.tolist(),
+                    "losses": [loss if math.isfinite(loss) else None for loss in sweep.losses.tolist()],
+                }
+                for sweep in self.sweeps
             ],
             "seconds": self.seconds,
             "about": self.about,
@@ -210,10 +213,6 @@ class FinderResult:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / FINDER_FILES[0], json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
         save_figure(finder_figure(self), folder / FINDER_FILES[1])
-
-
-def _finite(values: np.ndarray) -> list[float | None]:
-    return [float(value) if np.isfinite(value) else None for value in values]
 
 
 # --- in the folder of a run --------------------------------------------------------------------------------------------

@@ -16,14 +16,7 @@ from ..training.config import complete_options
 from ..training.kinds import DataKind, component_of, kind_of, row_for
 from ..training.pipeline import pipeline_name
 from ..training.record_schema import read_json
-from .card_facts import (
-    as_code,
-    describe_data,
-    distance_rows,
-    facts_of,
-    fill,
-    result_rows,
-)
+from .card_facts import as_code, describe_data, distance_rows, facts_of, fill, result_rows
 
 
 @dataclass(frozen=True)
@@ -83,8 +76,6 @@ CARD_SECTIONS: dict[str, CardSection] = {
         without_package=_WITHOUT_PACKAGE,
         plots="""
 ![From noise to data](lrlab/trajectory.png)
-
-![Points on their way from noise to data](lrlab/sampling.gif)
 """,
     ),
 }

@@ -38,17 +38,12 @@ def as_code(text: str) -> str:
 def facts_of(record: dict[str, Any], kind: DataKind) -> list[tuple[str, Any]]:
     """Rows of (name, value) about a run."""
     config, train, meta = record["config"], record["train"], record["meta"]
-    things, labels, denoiser, autoencoder = (
-        kind.name,
-        config["label_column"],
-        config.get("denoiser"),
-        train.get("autoencoder"),
-    )
+    things, labels, denoiser = kind.name, config["label_column"], config.get("denoiser")
     processes = f"{counted(train['num_processes'], 'process')} on {train['device']}"
     rows = [
         (f"Training {things}", f"{train['num_training_images'] or 'stream'} ({train['num_held_out_images']} held out)"),
         (f"Shape of {things}", train["data_shape"]),
-        ("Autoencoder", autoencoder_in_words(autoencoder) if autoencoder else None),
+        ("Autoencoder", autoencoder_in_words(train["autoencoder"]) if train.get("autoencoder") else None),
         ("Denoiser", f"`{format_spec(denoiser, config['denoiser_kwargs'])}`" if denoiser else None),
         ("Classes", f"`{labels}`, {describe_classes([*map(as_code, train['class_names'])])}" if labels else None),
         ("Label dropout", config["label_dropout"] if labels else None),
@@ -68,10 +63,7 @@ def facts_of(record: dict[str, Any], kind: DataKind) -> list[tuple[str, Any]]:
         ("Hardware", f"{processes}; {meta['processor']}, {counted(meta['cpu_cores'], 'core')}"),
         ("Versions", ", ".join(f"{name} {version}" for name, version in meta["versions"].items())),
         # An installed package has no commit; `git_dirty` is None if git did not say.
-        (
-            "Commit",
-            f"{meta['git_commit']}{' with local changes' if meta['git_dirty'] else ''}" if meta["git_commit"] else None,
-        ),
+        ("Commit", meta["git_commit"] and f"{meta['git_commit']}{' with local changes' if meta['git_dirty'] else ''}"),
     ]
     return [(name, value) for name, value in rows if value is not None]
 
@@ -140,9 +132,5 @@ def describe_data(config: dict[str, Any]) -> tuple[str, str | None, str]:
     if config["dataset_name"] is not None and local_folder(name) is None:
         link = f"[{name}](https://huggingface.co/datasets/{name})"
         return link, name, f"{link}: see its card for source and licence."
-    folder = as_code(Path(name).name)
-    return (
-        f"`{name}`",
-        None,
-        f"{folder}, a folder that is not published with the model. Ask its author for source and licence.",
-    )
+    not_published = "a folder that is not published with the model. Ask its author for source and licence."
+    return f"`{name}`", None, f"{as_code(Path(name).name)}, {not_published}"

@@ -1,19 +1,16 @@
-"""The files of a run that others read: its record, log, options and pipeline. They are untrusted input and checked first."""
+"""The record of a run and the options in it, which are untrusted input and checked first."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..core.errors import LabError
-from ..core.files import is_plain_name
 from ..core.manifest import refuse_damaged
 from ..core.options import names_where
-from ..training.record_schema import is_number, no_number, read_checked, read_json, small
+from ..training.record_schema import read_checked
 from ..training.run_folder import RECORD
 
-_COLUMNS = ("lr", "lr_hidden", "beta1", "loss", "validation_loss", "validation_loss_ema", "grad_norm")
 # Values of options that have left and asked for what is done now.
 _ALWAYS = {"decoding": "float", "on_divergence": "stop", "base_batch_size": 64, "ema_update_every": 1}
 
@@ -30,24 +27,6 @@ def read_record(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         raise LabError(f"{str(folder)!r} holds no record of a run (lrlab/run.json). Give the folder of a run.")
     return read_checked(file)
-
-
-def read_log(folder: Path) -> list[dict[str, Any]]:
-    """The rows of `lrlab/metrics.jsonl`, none without a log; raises a `LabError` for an invalid row."""
-    file = folder / "lrlab" / "metrics.jsonl"
-    if not file.is_file():
-        return []
-    rows = []
-    for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
-        try:
-            row = json.loads(line, parse_constant=no_number, parse_int=small)
-            good = type(row["update"]) is int and all(is_number(row[name]) for name in _COLUMNS if name in row)
-        except (ValueError, KeyError, TypeError, RecursionError):
-            good = False
-        if not good:
-            raise LabError(f"Line {number} of {str(file)!r} is not a row of a log.")
-        rows.append(row)
-    return rows
 
 
 def recorded_options(
@@ -84,37 +63,3 @@ def recorded_options(
     start = record["train"].get("started_from", {})
     read = {"pretrained_model_name_or_path": f"{start['name_or_path']}@{start['commit']}"} if start.get("commit") else {}
     return options | read
-
-
-def check_pipeline(folder: Path) -> None:
-    """Raises a `LabError` unless all parts of a pipeline have readable configurations and weights."""
-    index = read_json(folder / "model_index.json")
-    if not isinstance(index, dict):
-        raise LabError(f"{str(folder / 'model_index.json')!r} is not the index of a pipeline.")
-    for name, value in index.items():
-        if isinstance(value, list) and any(value):
-            if not is_plain_name(name):
-                raise LabError(f"{str(folder / 'model_index.json')!r} names {name!r}, which is not a folder beside it.")
-            _check_part(folder / name)
-
-
-def _check_part(part: Path) -> None:
-    from safetensors import SafetensorError, safe_open
-
-    configurations = {file.name: read_json(file) for file in sorted(part.glob("*.json"))}
-    if not configurations:
-        raise LabError(f"{str(part)!r} is missing, or has no configuration.")
-    weights = {file.name for file in part.glob("*.safetensors")}
-    for name, index in configurations.items():
-        shards = index.get("weight_map") if isinstance(index, dict) else None
-        if name.endswith(".index.json") and not (isinstance(shards, dict) and weights.issuperset(map(str, shards.values()))):
-            raise LabError(f"Weights that {str(part / name)!r} names are missing.")
-    # A model has weights, a scheduler has none: diffusers names their configurations differently.
-    if "config.json" in configurations and not weights:
-        raise LabError(f"{str(part)!r} has no weights (*.safetensors).")
-    for name in weights:
-        try:
-            with safe_open(part / name, "np"):  # reads the header, which has the size of the rest
-                pass
-        except SafetensorError as error:
-            raise LabError(f"{str(part / name)!r} is damaged ({error}).") from None

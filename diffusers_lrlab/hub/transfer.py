@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import LabError, continued_by, warn
 from ..core.files import FULL, check_new_folder, new_folder
-from ..core.manifest import MANIFEST, refuse_damaged, write_manifest
+from ..core.manifest import refuse_damaged, write_manifest
 from .contents import Contents, contents_of, is_owned, kind_of_files, kind_of_folder, with_manifest
-from .records import check_pipeline, read_record
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -94,8 +93,6 @@ def push_folder(folder: Path, target: Target, message: str | None = None) -> str
         warn(f"{str(folder)!r}: {held.note}.")
     if held.is_open:
         raise LabError(f"{str(folder)!r} was being written and is not finished. Hint: give the command that wrote it again.")
-    if (folder / "model_index.json").exists():
-        check_pipeline(folder)
     target = dataclasses.replace(target, repo_type=kind.repo_type)
     with _repeatable(folder, target, message):
         target = _named(target)
@@ -207,28 +204,25 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None) -> Path:
     Downloads the repository of a run, a study or a toy dataset into a new or empty folder, whole or not at all.
 
     Weights are downloaded as safetensors only, without code. Raises a `LabError` for files that differ from their manifest,
-    which are then in the client's cache.
+    which are then in the client's cache; warns if there is no manifest.
     """
     from huggingface_hub import snapshot_download
 
     check_new_folder(folder, _OUT)
     target, info = _find(repo_id, revision)
     files = files_to_take(repo_id, [file.rfilename for file in info.siblings or []])
-    if (kind := kind_of_files(files)) is None:
+    if kind_of_files(files) is None:
         raise LabError(f"{repo_id!r} holds something else, and not a run, a study or a toy dataset of this package.")
     again = continued_by("pull again: finished downloads are in the client's cache")
     with again, new_folder(folder, _OUT) as temporary, _hub_errors(target):
         patterns = [glob.escape(name) for name in files]
         cached = Path(snapshot_download(**target.where, revision=info.sha, allow_patterns=patterns))
         try:
-            if MANIFEST in files:
-                if note := refuse_damaged(cached, "pull again, or another --revision", only=_is_taken).note:
-                    warn(f"{note}.")
-            elif kind.name == "run":
-                read_record(cached)
-                check_pipeline(cached)
+            note = refuse_damaged(cached, "pull again, or another --revision", only=_is_taken).note
         except LabError as error:
             raise LabError(f"{repo_id!r} has changed since it was uploaded, or is damaged: {error}") from None
+        if note:
+            warn(f"{note}.")
         for name in files:
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(cached / name, temporary / name)

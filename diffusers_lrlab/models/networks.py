@@ -85,7 +85,8 @@ class DiT(Architecture):
         if hidden_size % 4:
             hint = "half of it encodes the row of a patch and half its column, by sines and cosines"
             raise must_be("hidden_size", hidden_size, "divisible by 4", hint, of="dit")
-        num_heads = given.get("num_heads") or hidden_size // _largest_divisor(hidden_size, _HEAD_SIZE)
+        head_size = next(size for size in range(_HEAD_SIZE, 0, -1) if hidden_size % size == 0)
+        num_heads = given.get("num_heads") or hidden_size // head_size
         if hidden_size % num_heads:
             hint = f"hidden_size={hidden_size} is divided among the heads"
             raise must_be("num_heads", num_heads, f"a divisor of {hidden_size}", hint, of="dit")
@@ -130,10 +131,6 @@ def _tell_no_label(_model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         images = args[0] if args else kwargs["hidden_states"]
         kwargs = {**kwargs, "class_labels": torch.full((len(images),), NULL_LABEL, device=images.device)}
     return args, kwargs
-
-
-def _largest_divisor(number: int, most: int) -> int:
-    return next(divisor for divisor in range(most, 0, -1) if number % divisor == 0)
 
 
 def _patch_size(given: int | None, size: int | None) -> int:

@@ -84,16 +84,20 @@ class Objective:
         """The objective of a spec and its noise process, for a run of `num_updates`."""
         sampler, weighting = spec.make_sampler(process, num_updates, device), spec.make_weighting(process, device)
         factors = None if spec.timestep_lr is None else spec.timestep_lr.weights(process.num_train_timesteps)
-        table = None
+        built_in, table = torch.from_numpy(process.built_in_weights), None
         if not weighting.follows_losses:
             # The losses include the built-in weights already; where a weight is 0, so is the loss.
-            built_in = torch.from_numpy(process.built_in_weights)
             table = torch.where(built_in > 0, weighting.table.cpu() / built_in, 1)
             table = None if (table == 1).all() else table.float().to(device)
         scales = None if factors is None else torch.from_numpy(factors).float().to(device)
         objective = Objective(spec, layout, device, gather, sampler, weighting, table, scales)
-        of_process = torch.from_numpy(process.built_in_weights).to(device)
-        sampler.losses_are(process.prediction_type, lambda: of_process * objective._own_table())
+        of_process = built_in.to(device)
+
+        def table_of_losses() -> torch.Tensor:
+            own = objective._own_table()
+            return of_process if own is None else of_process * own
+
+        sampler.losses_are(process.prediction_type, table_of_losses)
         return objective
 
     @property
@@ -114,20 +118,16 @@ class Objective:
 
     def weights(self, timesteps: torch.Tensor, update: int) -> torch.Tensor | None:
         """Factors on the losses of these timesteps, float32; `None` if there are none."""
-        own, of_density = self._weights(timesteps), self.sampler.loss_weights(timesteps, update)
+        table, of_density = self._own_table(), self.sampler.loss_weights(timesteps, update)
+        own = None if table is None else table[timesteps]
         return of_density if own is None else own if of_density is None else own * of_density
 
-    def _weights(self, timesteps: torch.Tensor) -> torch.Tensor | None:
-        """The factors that belong to the objective itself, without those that make up for the density."""
-        table = self._own_table()
-        return None if isinstance(table, float) else table[timesteps]
-
-    def _own_table(self) -> torch.Tensor | float:
-        """These factors of all timesteps, `(T,)`; 1.0 if there are none."""
+    def _own_table(self) -> torch.Tensor | None:
+        """The factors of all timesteps, `(T,)`, without those that make up for the density; `None` if there are none."""
         table = self.weighting.table if self.weighting.follows_losses else self.table
         if self.factors is not None:
             table = self.factors if table is None else table * self.factors
-        return 1.0 if table is None else table
+        return table
 
     def noise(self, update: int, images: torch.Tensor) -> Iterator[torch.Tensor]:
         """The noise of each micro-batch of this process, whose images of the update are given in the same order."""
@@ -177,8 +177,8 @@ class Objective:
         if not self.follows_losses:
             return
         losses = self._in_order(losses)
-        weights = self._weights(timesteps)
-        self.sampler.observe(timesteps, losses if weights is None else losses * weights)
+        table = self._own_table()
+        self.sampler.observe(timesteps, losses if table is None else losses * table[timesteps])
         self.weighting.observe(timesteps, losses)
 
     def state_dict(self) -> dict[str, torch.Tensor]:

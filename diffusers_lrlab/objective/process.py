@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..core.errors import LabError
-from ..core.plugins import described, registered_code_located, titled, unusable, where
+from ..core.plugins import described, registered_code_located, titled, unusable, unwrapped, where
 from ..core.registry import Parameter, Registry
 from ..timesteps.noise_levels import NoiseLevels
 
@@ -80,13 +80,8 @@ def check_first(model: Any, prediction: torch.Tensor, noisy: torch.Tensor) -> No
 
 def _refused(model: Any, problem: str) -> LabError:
     """The error for a model, with the file and line of a third-party one."""
-    import torch
-
-    for name in ("_orig_mod", "module"):  # of a compiled model, and of one that is distributed over processes
-        while isinstance(inner := getattr(model, name, None), torch.nn.Module):
-            model = inner
-    title = titled(model)
-    return LabError(f"{title or f'The model {type(model).__name__}'} {problem}{where(type(model).forward) if title else ''}")
+    title, kind = titled(model), type(unwrapped(model))
+    return LabError(f"{title or f'The model {kind.__name__}'} {problem}{where(kind.forward) if title else ''}")
 
 
 class NoiseProcess(ABC):

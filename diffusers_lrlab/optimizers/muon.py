@@ -58,7 +58,8 @@ class MuonWithAdamW(Optimizer):
         for group in given:
             own = [_named(each)[1] for each in group["params"]]
             matrices, rest = ([each for each in own if is_hidden[each] == wanted] for wanted in (True, False))
-            parts = ({"params": matrices, "momentum": momentum}, {"params": rest, "betas": betas, "fused": _can_fuse(rest)})
+            can_fuse = all(parameter.device.type in ("cpu", "cuda") for parameter in rest)
+            parts = ({"params": matrices, "momentum": momentum}, {"params": rest, "betas": betas, "fused": can_fuse})
             groups += [{**group, **part} for part in parts if part["params"]]
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
         self._adamw = [None if "momentum" in group else _adamw(group) for group in self.param_groups]
@@ -113,10 +114,6 @@ def _named(each: Any) -> tuple[str | None, Any]:
     return each if isinstance(each, tuple) else (None, each)
 
 
-def _can_fuse(parameters: list[Tensor]) -> bool:
-    return all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
-
-
 def _adamw(group: dict[str, Any]) -> AdamW:
     return AdamW(group["params"], **{key: group[key] for key in ("lr", "betas", "weight_decay", "fused")})
 
@@ -132,11 +129,11 @@ def orthogonalised(matrices: Sequence[Tensor]) -> list[Tensor]:
     matrices, float32 at least; elsewhere it is bfloat16, but float64 stays.
     """
     results: list[Tensor] = [torch.empty(0)] * len(matrices)
+    wide = [matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T for matrix in matrices]
     for stack in _stacks(matrices):
-        wide = torch.stack([_as_wide(matrices[index]).to(_precision(matrices[index])) for index in stack])
-        for index, result in zip(stack, newton_schulz(wide), strict=True):
-            matrix = matrices[index]
-            results[index] = (result if matrix.shape[0] <= matrix.shape[1] else result.T).to(matrix.dtype)
+        found = newton_schulz(torch.stack([wide[index].to(_precision(wide[index])) for index in stack]))
+        for index, result in zip(stack, found, strict=True):
+            results[index] = (result if wide[index] is matrices[index] else result.T).to(matrices[index].dtype)
     return results
 
 
@@ -149,10 +146,6 @@ def _stacks(matrices: Sequence[Tensor]) -> list[list[int]]:
             stacks.append([])
         stacks[-1].append(index)
     return [stack for stacks in found.values() for stack in stacks]
-
-
-def _as_wide(matrix: Tensor) -> Tensor:
-    return matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
 
 
 def _precision(matrix: Tensor) -> torch.dtype:

@@ -67,16 +67,6 @@ def weight_decay_of(tau: float, learning_rate: float, images_per_update: int, of
     return images_per_update / (learning_rate * tau)
 
 
-def tau_of(weight_decay: float, learning_rate: float, images_per_update: int) -> float:
-    """The images over which decoupled weight decay shrinks a weight to 1/e at a learning rate."""
-    return images_per_update / (learning_rate * weight_decay)
-
-
-def is_in_images(entry: Entry, kwargs: Mapping[str, Any]) -> bool:
-    """Whether any of the parameters of an optimizer counts images. One registered elsewhere may have such names, too."""
-    return any(parameter in _IN_IMAGES and kwargs.get(parameter.name) is not None for parameter in entry.parameters)
-
-
 def per_update(
     entry: Entry, kwargs: Mapping[str, Any], learning_rate: float, images_per_update: int | None
 ) -> dict[str, Any]:
@@ -90,12 +80,12 @@ def per_update(
     if IMAGES not in entry.parameters:
         return found
     own = found.pop(IMAGES_PER_UPDATE, None)
-    if not is_in_images(entry, kwargs):
+    given = {each.name: value for each in _IN_IMAGES if (value := found.pop(each.name, None)) is not None}
+    if not given:
         if own is not None:
             needed = " or ".join(parameter.name for parameter in _IN_IMAGES if parameter in entry.parameters)
             raise LabError(f"{name!r} got {IMAGES_PER_UPDATE}={own}, which has no effect without {needed}. Drop it.")
         return found
-    given = {each.name: value for each in _IN_IMAGES if (value := found.pop(each.name, None)) is not None}
     images = images_per_update if own is None else own
     if images is None:
         key, value = next(iter(given.items()))
@@ -139,7 +129,7 @@ class DecayTimescale(NamedTuple):
         import numpy as np
 
         shares = np.clip(1 - np.asarray(lrs, dtype=np.float64) * weight_decay, 0.0, None)
-        return cls(tau_of(weight_decay, learning_rate, 1), float(1 - np.prod(shares)))
+        return cls(1 / (learning_rate * weight_decay), float(1 - np.prod(shares)))
 
     def in_words(self, num_updates: int) -> str:
         """The number of updates over which weights are forgotten, and its effect in a run, in words."""

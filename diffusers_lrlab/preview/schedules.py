@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..core.plotting import COLORS, new_figure, plain_axes, save_figure
-from ..core.values import POSITIVE, Range, checked
+from ..core.values import POSITIVE, Range
 from ..core.words import aligned
 from ..schedules.expected import resolve_length, schedule_curves
 from ..schedules.schedule import double_decay, resolve_schedule
@@ -17,7 +17,6 @@ _SHOWN = (0, 25, 50, 75, 100)  # % of the run, in tables
 _CYCLES = ("-", "-.", ":")
 
 
-@checked
 @dataclass(frozen=True)
 class Run:
     """The run of a preview."""
@@ -53,7 +52,6 @@ class Preview:
         return {**named, "lr": self.lr.tolist(), "beta1": beta1, "notes": self.notes}
 
 
-@checked
 def preview(spec: str, run: Run, momentum: str | None = None) -> Preview:
     """A schedule over a run."""
     schedule = resolve_schedule(spec, None, momentum)

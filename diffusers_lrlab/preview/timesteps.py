@@ -13,7 +13,6 @@ from ..core.errors import LabError
 from ..core.plotting import BLUE, GREY, ORANGE, new_figure, save_figure
 from ..core.registry import Registry
 from ..core.spec import choose, format_spec
-from ..core.values import checked
 from ..core.words import aligned
 from ..timesteps.noise_levels import NoiseLevels, noise_levels
 from ..timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
@@ -30,7 +29,6 @@ class TimestepPreview:
     curves: dict[int, np.ndarray]  # by update, float64 of shape (T,); only update 0 if they are constant
 
 
-@checked
 def preview_timesteps(
     samplers: list[str],
     weightings: list[str],

@@ -5,9 +5,7 @@ This needs neither the data nor the class of the model, so it works for all kind
 
 import json
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -71,14 +69,8 @@ def run_snapshots(run: Path) -> list[Snapshot]:
     record = open_run(run, lambda name: not name.startswith(f"{LAB}/"))
     if snapshots := read_snapshots(run / SNAPSHOTS):
         return snapshots
-    raise no_snapshots(run, record)
-
-
-def no_snapshots(folder: Path, record: Mapping[str, Any]) -> LabError:
-    """The error for a run without snapshots, which says what can still be done."""
-    why = "it was not trained with `--ema posthoc`"
-    still = "train again with `lrlab train ... --ema posthoc`"
-    if "posthoc" in str(record.get("config", {}).get("ema")):
+    why, still = "it was not trained with `--ema posthoc`", "train again with `lrlab train ... --ema posthoc`"
+    if "posthoc" in str(record["config"].get("ema")):
         why = "the run took some, which are not here; uploads do not include them"
         still = f"use the folder in which it was trained, or {still}"
-    return LabError(f"{str(folder)!r} has no snapshots of averages ({SNAPSHOTS}/): {why}. Hint: {still}.")
+    raise LabError(f"{str(run)!r} has no snapshots of averages ({SNAPSHOTS}/): {why}. Hint: {still}.")

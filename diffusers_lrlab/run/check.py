@@ -11,7 +11,7 @@ from ..core.manifest import MANIFEST, find_damage, verify
 from ..core.words import counted
 from ..data.latents import LATENTS_FILE, read_latents_record
 from ..hub.contents import KINDS, kind_of_folder
-from ..hub.records import check_pipeline, read_log, read_record
+from ..hub.records import read_record
 from ..training.run_folder import RECORD, SNAPSHOTS, RunFolder
 
 _PARTS = ("checkpoint-*", f"{SNAPSHOTS}/*", "stacks/*", "local/*/checkpoint-*")  # folders with a manifest of their own
@@ -74,9 +74,6 @@ def check_folder(folder: Path) -> Finding:
 
 def _check_run(folder: Path, finding: Finding) -> None:
     finding.note(RECORD, partial(read_record, folder))
-    finding.note("log", partial(read_log, folder))
-    if (folder / "model_index.json").exists():
-        finding.note("pipeline", partial(check_pipeline, folder))
     if RECORD in finding.whole:
         record = read_record(folder)
         status, train = record["run"]["status"], record["train"]

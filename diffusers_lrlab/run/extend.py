@@ -77,11 +77,11 @@ def extend(
     else:
         at, curve = _longer(parent, int(max_train_steps or 0))
     folder = RunFolder(Path(output_dir or folder_beside(path, f"-{curve.num_updates}")))
-    exists = _holds_child(folder, parent.facts(at))
+    status = _status_of_child(folder, parent.facts(at))
     if is_first_process():
         sys.stdout.write(printable(_described(parent, at, curve, folder.path)) + "\n")
         sys.stdout.flush()
-    if not dry_run and not (exists and folder.is_finished()):
+    if not dry_run and status != "finished":
         _train(parent, at, curve, folder)
     return None if dry_run else folder.path
 
@@ -95,20 +95,19 @@ def _train(parent: Parent, at: int, curve: RunCurve, folder: RunFolder) -> None:
     else:  # of a run that was killed before its first checkpoint, if any
         options["overwrite_output_dir"] = True
     begun = {"parent": parent.facts(at), "command": launch_command() or "lrlab extend"}
-    begun["program_registrations"] = parent.record["run"].get("program_registrations", [])
     with continued_by("give the same command again"):
         run_training(TrainingConfig(**options), Start(parent.checkpoints[at], {**parent.record, "run": begun}))
 
 
-def _holds_child(folder: RunFolder, facts: dict[str, Any]) -> bool:
-    """Whether the folder holds a run that started from there; raises a `LabError` if it holds anything else."""
+def _status_of_child(folder: RunFolder, facts: dict[str, Any]) -> str | None:
+    """The status of the run in a folder, if there is one; a `LabError` unless it started from there."""
     path = folder.path
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        return False
-    found = folder.read_record().get("run", {}).get("parent") or {}
-    if {**found, "folder": ""} != {**facts, "folder": ""}:
+        return None
+    run = folder.read_record().get("run", {})
+    if {**(run.get("parent") or {}), "folder": ""} != {**facts, "folder": ""}:
         raise LabError(f"--out {str(path)!r} holds something else. Hint: give a new folder.")
-    return True
+    return str(run["status"])
 
 
 def _longer(parent: Parent, num_updates: int) -> tuple[int, RunCurve]:

@@ -15,7 +15,7 @@ from ..core.environment import describe_environment, launch_command, peak_memory
 from ..core.errors import Interrupted, LabError, warn
 from ..diagnostics.timestep_log import write_timesteps
 from ..optimizers.timescales import half_life_of
-from ..training.config import TrainingConfig, as_call, as_command, program_registrations
+from ..training.config import TrainingConfig, as_call
 from ..training.pipeline import pipeline_name
 from ..training.plan import Plan
 from ..training.results import results_of
@@ -29,7 +29,7 @@ def start_record(asked: TrainingConfig, plan: Plan, accelerator: Accelerator, pr
     """The record of a run that begins, or that resumes the one with the record `previous`; warns of other plug-ins."""
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     before, command = previous.get("run", {}), launch_command()
-    names = before.get("program_registrations", [] if command or before else program_registrations(asked))
+    call = None if command or before else as_call(asked)
     meta = describe_environment()
     plugins = [{one["sha256"] for one in of.get("plugins", [])} for of in (previous.get("meta", {}), meta)]
     if previous and plugins[0] != plugins[1]:
@@ -37,10 +37,8 @@ def start_record(asked: TrainingConfig, plan: Plan, accelerator: Accelerator, pr
     return {
         "run": {
             "status": "running",
-            "command": before.get("command", command or (as_call(asked) if names else as_command(asked))),
-            # The call and the registrations of a Python program that started the run.
-            "call": before.get("call", None if command or before else as_call(asked)),
-            "program_registrations": names,
+            "command": before.get("command", command or call),
+            "call": before.get("call", call),  # of a Python program that started the run
             "started": before.get("started", now),
             "starts": [*before.get("starts", []), now],
             "seconds": before.get("seconds", 0.0),
@@ -198,11 +196,11 @@ def _finite(figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show_results(trainer: Trainer, figures: dict[str, Any]) -> None:
-    """Sends metrics of the samples, and plots of losses, rates and noise levels, to the trackers."""
+    """Sends metrics and plots to the trackers."""
     trackers, update = trainer.accelerator.trackers, trainer.run.update
     if not trackers:
         return
     trainer.accelerator.log({f"results/{name}": value for name, value in figures.items()}, step=update)
-    for name in ("loss", "lr", "timesteps"):
+    for name in ("loss", "lr", "timesteps", "samples"):
         if (file := trainer.folder.lab / f"{name}.png").exists():
             log_images(trackers, f"plots/{name}", np.asarray(Image.open(file).convert("RGB"))[None], update)

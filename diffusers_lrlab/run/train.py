@@ -21,7 +21,7 @@ from ..core.program import interrupts_raised
 from ..core.values import checked
 from ..core.words import counted
 from ..training.config import TrainingConfig
-from ..training.prepare import prepare_resolved, resolve_and_check
+from ..training.prepare import prepare, resolve_and_check
 from ..training.resume import check_agreed, check_fresh, choose_start, locked_folder
 from ..training.run_folder import RunFolder
 from ..training.trackers import start_trackers
@@ -73,7 +73,7 @@ def run_training(config: TrainingConfig, start: Start | None = None) -> Path | N
 
             resolved = dataclasses.replace(resolved, hub_model_id=check_can_push(resolved))
         begins_at = start.checkpoint if checkpoint is None and start is not None else checkpoint
-        plan, data, accelerator = prepare_resolved(resolved, begins_at)
+        plan, data, accelerator = prepare(resolved, begins_at)
         check_agreed(checkpoint, resolved)
         found = None
         if resolved.finds_learning_rate and not resolved.dry_run:

@@ -33,12 +33,8 @@ class Schedule:
     momentum_kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.momentum and self._momentum_in_name:
-            raise LabError(
-                f"The schedule {self.name!r} sets the momentum, and so does the momentum schedule {self.momentum!r}. "
-                + ("Give it cycle_momentum=false, or drop" if self.name == "one_cycle" else "Drop")
-                + " one of them."
-            )
+        if self.momentum:
+            _ = self.momentum_schedule  # of two, an error
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields alone: functions of plug-ins cannot be pickled."""
@@ -52,11 +48,16 @@ class Schedule:
     @cached_property
     def momentum_schedule(self) -> tuple[Entry, dict[str, Any]] | None:
         """The momentum schedule and its parameters, separate or part of the learning-rate schedule."""
-        if self.momentum is not None:
-            return MOMENTUM_SCHEDULERS[self.momentum], self.momentum_kwargs
-        if self.name is not None and self._momentum_in_name:
-            return MOMENTUM_SCHEDULERS[self.name], self._shape_kwargs
-        return None
+        is_part = "momentum" in self.traits and bool(self.kwargs.get("cycle_momentum", True))
+        if self.momentum is None:
+            return (MOMENTUM_SCHEDULERS[str(self.name)], self._shape_kwargs) if is_part else None
+        if is_part:
+            raise LabError(
+                f"The schedule {self.name!r} sets the momentum, and so does the momentum schedule {self.momentum!r}. "
+                + ("Give it cycle_momentum=false, or drop" if self.name == "one_cycle" else "Drop")
+                + " one of them."
+            )
+        return MOMENTUM_SCHEDULERS[self.momentum], self.momentum_kwargs
 
     @property
     def entries(self) -> list[Entry]:
@@ -76,11 +77,6 @@ class Schedule:
     @property
     def follows_metric(self) -> bool:
         return "feedback" in self.traits
-
-    @property
-    def _momentum_in_name(self) -> bool:
-        """Whether the learning-rate schedule itself sets the momentum."""
-        return "momentum" in self.traits and bool(self.kwargs.get("cycle_momentum", True))
 
     @property
     def sets_momentum(self) -> bool:

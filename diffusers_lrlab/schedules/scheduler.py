@@ -226,24 +226,15 @@ def _documentation(entry: Entry) -> str:
         f"    {each.name} ({each.allowed}; {each.shown_default}): {each.help}."
         for each in (*entry.parameters, *entry.common)
     ]
-    lines = (
-        f"A scheduler: {entry.description}.",
-        "",
-        "Args:",
-        "    optimizer (`torch.optim.Optimizer`): The optimizer for which to schedule the learning rate.",
-        "    num_warmup_steps (`float`): Optimizer updates of warm-up, or a fraction of the run in (0, 1).",
-        "    num_training_steps (`int`): Optimizer updates of the whole run.",
-        *own,
-        "    last_epoch (`int`): As for every torch scheduler.",
-        "",
-        f"Source: {entry.source}",
-    )
-    return "\n".join(lines)
+    about = f"A scheduler: {entry.description}. Arguments that are not listed are those of [`get_scheduler`]."
+    return "\n".join([about, "", "Args:", *own, "", f"Source: {entry.source}"])
 
 
 def __getattr__(name: str) -> Any:
     of = name.removeprefix("get_").removesuffix("_schedule")
-    if name != f"get_{of}_schedule" or of not in SCHEDULERS:
+    if name != f"get_{of}_schedule":  # such as `__path__`, for which Python looks at every import
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}.")
+    if of not in SCHEDULERS:
         names = [f"get_{known}_schedule" for known in list_schedulers()]
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{did_you_mean(name, names)}")
     entry = SCHEDULERS[of]

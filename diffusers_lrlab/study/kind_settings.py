@@ -42,11 +42,6 @@ def settings_of(config: TrainingConfig | dict[str, Any]) -> KindSettings:
     return row_for(kind_of(config), KIND_SETTINGS, KindSettings())
 
 
-def num_compared_samples(config: ResolvedConfig) -> int:
-    """The number of samples compared with data."""
-    return config.num_validation_images if config.distance_samples is None else config.distance_samples
-
-
 # --- metrics of a run ------------------------------------------------------------------------------------------------
 
 

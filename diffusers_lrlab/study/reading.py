@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
@@ -15,7 +14,6 @@ from ..core.errors import LabError
 from ..core.files import atomic_file
 from ..core.manifest import damage_named, refuse_damaged
 from ..core.values import checked
-from .analysis.speedups import has_end
 from .analysis.tuning import chosen_rates, tuning_rounds
 from .results import RunResult, StudyFolder, finite
 from .spec.expansion import expand
@@ -117,7 +115,7 @@ def runs_as_table(results: Iterable[RunResult], notes: dict[str, Any]) -> pa.Tab
         run, train = result.record["run"], result.record["train"]
         row = {name: getattr(result, name) for name in _OF_RUN} | {name: train.get(name) for name in _OF_TRAINING}
         row |= {column: result.results.get(name) for name, column in metrics.items()}
-        executor, curves = json.dumps(run["executor"]), json.dumps(finite(_needed(result.curves)))
+        executor, curves = json.dumps(run["executor"]), json.dumps(finite(result.curves))
         rows.append(row | {"error": run["error"], "executor": executor, "curves": curves})
     columns = {**_OF_RUN, **_OF_TRAINING, **types, **_OTHERS}
     about = json.dumps(finite({"metrics": metrics, "notes": notes}), allow_nan=False)
@@ -146,13 +144,3 @@ def _result(row: dict[str, Any], metrics: dict[str, str]) -> RunResult:
     train = {name: row[name] for name in _OF_TRAINING}
     train["results"] = {name: row[column] for name, column in metrics.items() if row[column] is not None}
     return RunResult({"run": run, "train": train, "curves": json.loads(row["curves"]), "config": {}})
-
-
-def _needed(curves: dict[str, Any]) -> dict[str, Any]:
-    """The curves that tables and sentences need: held-out losses, and the training loss if those have too few points."""
-    quality, loss = curves["quality"], curves["loss"]
-    updates = np.array(quality.get("update", []))
-    columns = [np.array(values, float) for name, values in quality.items() if name != "update"]
-    is_enough = bool(columns) and all(has_end(updates[np.isfinite(values)]) for values in columns)
-    names = () if is_enough else ("update", "loss")
-    return {"loss": {name: loss[name] for name in names if name in loss}, "quality": quality}

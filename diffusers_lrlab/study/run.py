@@ -13,7 +13,6 @@ from ..core.errors import LabError, warn
 from ..core.plugins import loaded_plugins, plugin_packages, registered_code_located
 from ..core.values import checked
 from ..core.words import agreeing, counted
-from ..training.plan_text import beginning_warning
 from ..training.prepare import keep_freed_memory
 from .analysis.statistics import FEW_SEEDS
 from .analysis.tuning import chosen_rates, tuning_rounds
@@ -135,8 +134,7 @@ def warnings_before(spec: StudySpec, runs: list[RunSpec], study: StudyContext) -
         found.append(f"One seed gives no intervals and no tests. To compare arms, give {FEW_SEEDS} seeds or more.")
     for run in {(run.arm, run.dataset): run for run in runs}.values():
         plan, _ = study.plan(run)
-        if warning := beginning_warning(plan):
-            found.append(f"In the arm {run.arm!r} on {run.dataset!r}: {warning}")
+        found += [f"In the arm {run.arm!r} on {run.dataset!r}: {warning}" for warning in plan.warnings]
     return found
 
 

@@ -94,10 +94,7 @@ class LearnedLogVariance:
     @torch.no_grad()
     def weights(self) -> torch.Tensor:
         """float32 of shape `(T,)` on the device."""
-        return torch.exp(-self._log_variances())
-
-    def _log_variances(self) -> torch.Tensor:
-        return self.features @ self.coefficients / math.sqrt(len(self.coefficients))
+        return torch.exp(-(self.features @ self.coefficients / math.sqrt(len(self.coefficients))))
 
     @torch.no_grad()
     def observe(self, timesteps: torch.Tensor, losses: torch.Tensor) -> None:

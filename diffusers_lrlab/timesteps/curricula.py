@@ -4,6 +4,7 @@ They are over shares of the timesteps, and were published for linear betas; a sh
 where each docstring says what moves by the noise itself.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,21 +21,20 @@ from .samplers import gaussian, logit_normal
 CLTS = "idea: arXiv 2404.07946; formula: SpeeD's code, corrected to what it intends"
 
 
-def _gaussian_parameters(sigma: float) -> tuple[Parameter, ...]:
-    without = ("noise_rate_exponent", None)
-    return (
-        Parameter(
-            "mu", float, 0.3, "where the Gaussian is highest, as a share of the timesteps", "[0, 1]", only_with=without
-        ),
-        Parameter("sigma", float, sigma, "its width, as a share of the timesteps", "(0, inf)", only_with=without),
-        Parameter("lambda_max", float, 1.0, "largest share of the Gaussian; the rest is uniform", "[0, 1]"),
-        Parameter(
-            "noise_rate_exponent", float, None, "q of a density that falls with the noise, 1 - lambda + lambda "
-            "(1 - noise rate)^q, in place of the Gaussian", "(0, inf)",
-        ),
-    )  # fmt: skip
-
-
+_GAUSSIAN = (
+    Parameter(
+        "mu", float, 0.3, "where the Gaussian is highest, as a share of the timesteps", "[0, 1]",
+        only_with=("noise_rate_exponent", None),
+    ),
+    Parameter(
+        "sigma", float, 0.3, "its width, as a share of the timesteps", "(0, inf)", only_with=("noise_rate_exponent", None)
+    ),
+    Parameter("lambda_max", float, 1.0, "largest share of the Gaussian; the rest is uniform", "[0, 1]"),
+    Parameter(
+        "noise_rate_exponent", float, None, "q of a density that falls with the noise, 1 - lambda + lambda "
+        "(1 - noise rate)^q, in place of the Gaussian", "(0, inf)",
+    ),
+)  # fmt: skip
 _RAMP = (
     Parameter("ramp_share", float, 1.0, "the share of the run in which lambda moves", "(0, 1]"),
     Parameter("ramp", str, "linear", "how it moves", choices=("linear", "cosine")),
@@ -75,7 +75,7 @@ def _share(progress: Progress, lambda_max: float, ramp_share: float, ramp: str, 
     "clts",
     description="from uniform to a Gaussian at less noise: the easy, noisy timesteps become rarer",
     source=CLTS,
-    parameters=(*_gaussian_parameters(0.3), *_RAMP),
+    parameters=(*_GAUSSIAN, *_RAMP),
     traits=("curriculum", "epsilon"),
 )
 def clts(
@@ -91,7 +91,7 @@ TIMESTEP_SAMPLERS.register(
     "clts_speed_intended",
     description="clts with the width that SpeeD's code intended, which is almost uniform",
     source=CLTS,
-    parameters=(*_gaussian_parameters(1.0), *_RAMP),
+    parameters=(_GAUSSIAN[0], replace(_GAUSSIAN[1], default=1.0), *_GAUSSIAN[2:], *_RAMP),
     traits=("curriculum", "epsilon"),
 )(clts)
 
@@ -100,7 +100,7 @@ TIMESTEP_SAMPLERS.register(
     "clts_static",
     description="the last density of clts at every update; a control that shows whether the curriculum matters at all",
     source="a control of clts",
-    parameters=_gaussian_parameters(0.3),
+    parameters=_GAUSSIAN,
     traits=("epsilon",),
 )
 def clts_static(progress: Progress, levels: NoiseLevels, lambda_max: float, **density: Any) -> np.ndarray:
@@ -111,7 +111,7 @@ def clts_static(progress: Progress, levels: NoiseLevels, lambda_max: float, **de
     "clts_reversed",
     description="clts backwards, from the Gaussian to uniform; a control that shows whether its direction matters",
     source="a control of clts",
-    parameters=(*_gaussian_parameters(0.3), *_RAMP[:2]),
+    parameters=(*_GAUSSIAN, *_RAMP[:2]),
     traits=("curriculum", "epsilon"),
 )
 def clts_reversed(

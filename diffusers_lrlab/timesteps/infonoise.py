@@ -9,10 +9,7 @@ for it. The density is such that density times weight of that error is this rate
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,8 +25,7 @@ from .registries import TIMESTEP_SAMPLERS
 
 _SMALLEST = 1e-30  # of an error whose logarithm is taken
 _DIGITS = 4  # of the densities of a spec string
-_LIKELY = 0.9  # the chance from which on a beginning is expected
-_LONGEST = 10**12  # updates
+_SOONER = "lower min_count, num_bins, warmup_updates or refresh_every, or train for longer or with larger batches"
 _TENSORS = ("sums", "counts", "means", "density", "is_adapted", "began")
 
 
@@ -159,12 +155,30 @@ class InfoNoise:
             "piecewise", {"densities": densities, "low": low, "high": high, "uniform_share": self.uniform_share}
         )
 
-    def beginning(self, batch_size: int, num_updates: int) -> "Beginning":
-        """When its first density is expected: losses of every part that has a weight, at the noise levels that have one."""
+    def check_length(self, name: str, before: str, num_updates: int, batch_size: int) -> str | None:
+        """
+        Raises a `LabError` if the first density cannot begin in a run, whichever timesteps are drawn before; returns a
+        warning if it is not likely to. It waits for losses of every part that has a weight.
+        """
         trained = self.weights() > 0
         parts = [(self.bins == number) & trained for number in self.filled]
-        masses = np.asarray([float(self.before[part].sum()) for part in parts if part.any()])
-        return Beginning(masses, self.min_count, self.warmup_updates, self.refresh_every, batch_size, num_updates)
+        masses = [float(self.before[part].sum()) for part in parts if part.any()]
+        first = max(1, -(-self.warmup_updates // self.refresh_every)) * self.refresh_every
+        last = (num_updates - 1) // self.refresh_every * self.refresh_every
+        needed = f"{counted(len(masses), 'part')} with {counted(self.min_count, 'loss')} each under the density {before}"
+        if last < first or last * batch_size < self.min_count * len(masses):
+            raise LabError(
+                f"--timestep_sampler {name}: must be able to begin in {counted(num_updates, 'update')} of "
+                f"{counted(batch_size, 'image')}, but it needs {needed}, and update {first}. Hint: {_SOONER}, or use "
+                f"{before} itself."
+            )
+        rarest = last * batch_size * min(masses)
+        if rarest >= 2 * self.min_count:
+            return None
+        return (
+            f"{name!r} keeps the density {before} until it has {needed}, and this run gives the rarest part about "
+            f"{rarest:.3g}: its own density may never begin. Hint: {_SOONER}."
+        )
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         own = {name: getattr(self, name).clone() for name in _TENSORS}
@@ -192,78 +206,3 @@ def _fixed_density(spec: str, levels: NoiseLevels) -> np.ndarray:
     own = {key: value for key, value in kwargs.items() if key not in ("draw", "unbiased")}
     weights = np.asarray(entry(Progress(0, 1), levels, **own), np.float64)
     return np.asarray(weights / weights.sum())
-
-
-@dataclass(frozen=True)
-class Beginning:
-    """
-    The forecast of the first density in a run of `num_updates` updates of `batch_size` images.
-
-    From update `warmup_updates` on, at a multiple of `refresh_every`, it begins once every part of the noise levels has had
-    `min_count` losses. `masses`, float64 of shape `(parts,)`, are the probabilities of the parts until then.
-    """
-
-    masses: np.ndarray
-    min_count: int
-    warmup_updates: int
-    refresh_every: int
-    batch_size: int
-    num_updates: int
-
-    def chance_by(self, update: int) -> float:
-        """
-        The probability that every part has enough losses by an update.
-
-        Counts are taken for independent ones of Poisson distributions, which for many parts is close.
-        """
-        from scipy.special import gammainc  # slow to import, and most samplers wait for nothing
-
-        images = update * self.batch_size
-        if images < self.min_count * len(self.masses):
-            return 0.0
-        return float(np.prod(gammainc(self.min_count, images * self.masses)))
-
-    @cached_property
-    def first_refresh(self) -> int:
-        """The first update at which the density may begin."""
-        return max(1, -(-self.warmup_updates // self.refresh_every)) * self.refresh_every
-
-    @cached_property
-    def update(self) -> int | None:
-        """The update by which half of such runs have begun, which may be after the run; `None` if they never do."""
-        refreshes = range(self.first_refresh, _LONGEST, self.refresh_every)
-        place = bisect_left(refreshes, True, key=lambda update: self.chance_by(update) >= 0.5)
-        return refreshes[place] if place < len(refreshes) else None
-
-    @cached_property
-    def chance(self) -> float:
-        """The probability that a run begins in time for one more update."""
-        last_refresh = (self.num_updates - 1) // self.refresh_every * self.refresh_every
-        return self.chance_by(last_refresh) if last_refresh >= self.first_refresh else 0.0
-
-    def check(self, name: str, before: str) -> None:
-        """Raises a `LabError` if the density cannot begin in this run, whichever timesteps are drawn."""
-        if not self.chance:
-            needed = f"{counted(len(self.masses), 'part')} with {counted(self.min_count, 'loss')} each"
-            raise LabError(
-                f"--timestep_sampler {name}: must be able to begin in {counted(self.num_updates, 'update')} of "
-                f"{counted(self.batch_size, 'image')}, but it needs {needed} under the density {before}, and update "
-                f"{self.first_refresh}. Hint: {_SOONER}, or use {before} itself."
-            )
-
-    def warning(self, name: str, before: str) -> str | None:
-        """A warning if it is not likely to begin in the run."""
-        if self.chance >= _LIKELY:
-            return None
-        when = "half of all runs begin later than can be computed"
-        if self.update is not None:
-            when = f"with {counted(self.batch_size, 'image')} an update, half of all runs begin by update {self.update:,}"
-        chance = "below 1 %" if self.chance < 0.01 else f"{100 * self.chance:.0f} %"
-        return (
-            f"{name!r} keeps the density {before} until its warm-up is over and every part of ln sigma has "
-            f"{counted(self.min_count, 'loss')}: {when}. This run has {counted(self.num_updates, 'update', ',')} and "
-            f"begins with a probability of {chance}. Hint: {_SOONER}."
-        )
-
-
-_SOONER = "lower min_count, num_bins, warmup_updates or refresh_every, or train for longer or with larger batches"

@@ -11,14 +11,13 @@ import numpy as np
 
 from ..core.errors import LabError, must_be
 from ..core.plugins import real_values
-from ..core.registry import Entry, Parameter, Registry
+from ..core.registry import Parameter, Registry
 from ..core.values import checked
 from ..core.words import counted
 
 if TYPE_CHECKING:
     import torch
 
-    from .noise_levels import NoiseLevels
 
 DRAWS = ("independent", "stratified", "antithetic")
 
@@ -106,13 +105,6 @@ they were published; [`convert_weights`] converts them for other predictions.
 
 register_loss_weighting = LOSS_WEIGHTINGS.register
 """Registers a loss weighting, such a function, with the arguments of [`Registry.register`]."""
-
-
-def state_of(entry: Entry, levels: NoiseLevels, kwargs: dict[str, Any], device: Any) -> Any:
-    """The object of an entry that follows the losses, on `device`; `None` for others, which are functions of the clock."""
-    if "feedback" not in entry.traits:
-        return None
-    return entry(levels, **kwargs, device=device)
 
 
 def check_indices(timesteps: torch.Tensor) -> None:

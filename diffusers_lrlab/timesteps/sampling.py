@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,10 +13,7 @@ from ..core.spec import choose
 from ..core.values import Range, checked
 from ..schedules.schedule import ENDLESS
 from .noise_levels import FLOW_VELOCITY, NoiseLevels, noise_levels, prediction_type_of
-from .registries import TIMESTEP_SAMPLERS, LossFeedback, check_indices, not_repeated, state_of
-
-if TYPE_CHECKING:
-    from .infonoise import Beginning
+from .registries import TIMESTEP_SAMPLERS, LossFeedback, check_indices, not_repeated
 
 _LENGTH, _BATCH = Range(f"[1, {ENDLESS}]", whole=True), Range(f"[0, {ENDLESS}]", whole=True)
 _EARLY = (1, 2, 3, 10, 100, 1000, 10_000)  # updates at which a density may change however long the run is
@@ -45,6 +42,7 @@ class TimestepSampler(LossFeedback):
     ):
         entry = TIMESTEP_SAMPLERS[name]
         self.name, self.kwargs, self.levels = name, kwargs, levels
+        self.num_train_timesteps = levels.num_train_timesteps
         self.unbiased, self.draw = kwargs["unbiased"], kwargs["draw"]
         self.moves = "curriculum" in entry.traits or name == "banded"  # over the run
         if "curriculum" in entry.traits and num_training_steps is None:
@@ -59,7 +57,7 @@ class TimestepSampler(LossFeedback):
             )
         own = {key: value for key, value in kwargs.items() if key not in ("draw", "unbiased")}
         self._entry, self._own = entry, own
-        self.state = state_of(entry, levels, own, device)
+        self.state = entry(levels, **own, device=device) if "feedback" in entry.traits else None
         self._cached: dict[Any, torch.Tensor] = {}
         self._check_density()
 
@@ -75,9 +73,11 @@ class TimestepSampler(LossFeedback):
         """The spec string of a sampler with the current density, fixed; empty if there is none."""
         return str(self.state.held()) if hasattr(self.state, "held") else ""
 
-    def beginning(self, batch_size: int, num_updates: int) -> "Beginning | None":
-        """When a density that waits for losses will begin; `None` for samplers that wait for nothing."""
-        return self.state.beginning(batch_size, num_updates) if hasattr(self.state, "beginning") else None
+    def check_length(self, num_updates: int, batch_size: int) -> str | None:
+        """A `LabError` if a density that waits for losses cannot begin in a run; a warning if it is not likely to."""
+        if not hasattr(self.state, "check_length"):
+            return None
+        return self.state.check_length(self.name, str(self.kwargs["before"]), num_updates, batch_size)
 
     def began(self) -> int | None:
         """The update at which it began, 0 before; `None` for samplers that wait for nothing. Waits for the device."""
@@ -114,10 +114,6 @@ class TimestepSampler(LossFeedback):
                 f"{title} changes with the update, but it is computed once, since it does not say so. Hint: register it "
                 f"with traits=('curriculum',).{where}"
             )
-
-    @property
-    def num_train_timesteps(self) -> int:
-        return self.levels.num_train_timesteps
 
     def probabilities(self, update: Any) -> torch.Tensor:
         """
@@ -236,7 +232,7 @@ def get_timestep_sampler(
             with the most noise: timestep t is its entry T - 1 - t. Densities over the noise level need to know the noise;
             without a scheduler it is that of `DDPMScheduler()`, linear betas from 1e-4 to 0.02.
         device (*optional*): Where a sampler that follows the losses stores them.
-        **kwargs: The sampler's own parameters, as `lrlab list timesteps --markdown` shows them.
+        **kwargs: The sampler's own parameters, as `lrlab list timesteps --json` shows them.
 
     Raises:
         LabError: for unknown names and parameters, values out of range, and densities that are 0 everywhere.

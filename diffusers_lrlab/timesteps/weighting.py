@@ -17,7 +17,7 @@ from ..core.spec import choose
 from ..core.values import checked
 from ..core.words import counted
 from .noise_levels import FLOW_VELOCITY, NoiseLevels, convert_weights, find_prediction, noise_levels, prediction_type_of
-from .registries import LOSS_WEIGHTINGS, LossFeedback, check_indices, not_repeated, state_of
+from .registries import LOSS_WEIGHTINGS, LossFeedback, check_indices, not_repeated
 
 if TYPE_CHECKING:
     import torch
@@ -187,7 +187,8 @@ class LossWeighting(LossFeedback):
         entry = LOSS_WEIGHTINGS[name]
         self.name, self.kwargs = name, kwargs
         own = {key: value for key, value in kwargs.items() if key not in ("normalize", "max_weight")}
-        prediction, self.state = find_prediction(prediction_type), state_of(entry, levels, own, device)
+        prediction = find_prediction(prediction_type)
+        self.state = entry(levels, **own, device=device) if "feedback" in entry.traits else None
         if self.state is not None:
             return
         weights = np.asarray(entry(levels, **own), np.float64)
@@ -256,7 +257,7 @@ def get_loss_weighting(
         prediction_type (`str`, *optional*): `"epsilon"`, `"sample"`, `"v_prediction"` or `"flow_velocity"`; the scheduler's
             if not given.
         device (*optional*): Where the weights are looked up.
-        **kwargs: The weighting's own parameters, as `lrlab list weightings --markdown` shows them.
+        **kwargs: The weighting's own parameters, as `lrlab list weightings --json` shows them.
     """
     choice = choose(name, kwargs, LOSS_WEIGHTINGS)
     if noise_scheduler is None:

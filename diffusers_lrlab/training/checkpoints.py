@@ -17,7 +17,6 @@ import importlib
 import json
 import math
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -161,22 +160,12 @@ def find_nonfinite(run: RunState, **more: Any) -> str | None:
     device = run.objective.device
     norms = []
     for part in parts.values():
+        tensors = [leaf.detach() for leaf in tree_leaves(part) if isinstance(leaf, torch.Tensor) and leaf.numel()]
         # Tensors on the device first, where norms are combined; not the 2-norm, which overflows before the values do.
-        tensors = sorted(_floats(part), key=lambda tensor: tensor.device.type != device.type)
+        tensors = sorted(filter(torch.is_floating_point, tensors), key=lambda tensor: tensor.device.type != device.type)
         norms.append(torch.nn.utils.get_total_norm(tensors, math.inf).to(device, torch.float64))
     of_processes = run.objective.gather(torch.stack(norms)[None]).isfinite().all(dim=0).tolist()  # the only read
     return next((name for name, is_finite in zip(parts, of_processes, strict=True) if not is_finite), None)
-
-
-def _floats(part: Any) -> Iterator[torch.Tensor]:
-    """The floating-point tensors in nested containers."""
-    if isinstance(part, torch.Tensor):
-        part = part.detach()
-        if part.is_floating_point() and part.numel():
-            yield part
-    elif isinstance(part, (dict, list, tuple)):
-        for item in part.values() if isinstance(part, dict) else part:
-            yield from _floats(item)
 
 
 def facts_of(accelerator: Accelerator, run: RunState) -> dict[str, Any]:

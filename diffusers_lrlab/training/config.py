@@ -1,18 +1,14 @@
 """The configuration of a run, as given and as resolved: the fields of command line, YAML files and `run.json`."""
 
 import dataclasses
-import json
 import os
-import re
-import shlex
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from ..averaging.forms import EMAForm
 from ..core.errors import must_be
-from ..core.options import check_types, defaults_of, options_of
-from ..core.plugins import is_found_again
+from ..core.options import check_types, defaults_of
 from ..data.options import BatchLayout, DataConfig
 from ..optimizers.timescales import scaled_learning_rate
 from ..schedules.schedule import Schedule
@@ -129,42 +125,13 @@ def complete_options(recorded: dict[str, Any]) -> dict[str, Any]:
 CONFIG_GROUPS: tuple[Any, ...] = TrainingConfig.__bases__
 
 
-def asked_options(config: TrainingConfig) -> dict[str, Any]:
-    """Options that differ from their defaults, without the token."""
-    defaults = defaults_of(TrainingConfig)
-    changed = {name: value for name, value in config.to_dict().items() if value != defaults[name]}
-    changed.pop("local_rank", None)
-    return changed
-
-
-def program_registrations(config: TrainingConfig) -> list[str]:
-    """Names in a configuration that only the running program registers."""
-    found = []
-    for option, known in options_of(TrainingConfig).items():
-        if known.registry:
-            words = re.findall(r"\w+", f"{getattr(config, option)} {getattr(config, f'{option}_kwargs', '')}")
-            own = (entry for entry in known.entries.values() if entry.module and not is_found_again(entry.module))
-            found += [entry.name for entry in own if not {entry.name, *known.entries.aliases_of(entry)}.isdisjoint(words)]
-    return found
-
-
-def as_command(config: TrainingConfig) -> str:
-    """The command with the same options."""
-    processes = int(os.environ.get("WORLD_SIZE", 1))
-    several = ["accelerate", "launch", "--multi_gpu", "--num_processes", str(processes), "-m", "diffusers_lrlab.train"]
-    words = ["lrlab", "train"] if processes == 1 else several
-    for name, value in asked_options(config).items():
-        words.append(f"--{name}={json.dumps(value) if isinstance(value, (dict, bool)) else value}")
-    return shlex.join(words)
-
-
 def as_call(config: TrainingConfig, function: str = "train", settings: Any = None) -> str:
-    """The Python call with the same options; `settings` are its second argument."""
-    asked = [("TrainingConfig", asked_options(config))]
-    if settings is not None:
-        settings_class: Any = type(settings)
-        defaults = defaults_of(settings_class)
-        changed = {name: value for name, value in vars(settings).items() if value != defaults[name]}
-        asked.append((settings_class.__name__, changed))
-    arguments = (f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})" for name, given in asked)
+    """The Python call with the same options, without the token; `settings` are its second argument."""
+    given: list[tuple[Any, dict[str, Any]]] = [(TrainingConfig, config.to_dict())]
+    given += [] if settings is None else [(type(settings), vars(settings))]
+    arguments = []
+    for known, options in given:
+        changed = {name: value for name, value in options.items() if value != defaults_of(known)[name]}
+        changed.pop("local_rank", None)
+        arguments.append(f"{known.__name__}({', '.join(f'{name}={value!r}' for name, value in changed.items())})")
     return f"{function}({', '.join(arguments)})"

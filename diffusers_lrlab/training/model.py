@@ -19,7 +19,6 @@ from ..optimizers.build import LR_GROUP, split_group
 from ..optimizers.entries import OPTIMIZERS
 from .config import ResolvedConfig
 from .kinds import component_of, kind_of
-from .kinds.images import EMBEDDINGS_HINT
 from .resume import read_state
 
 if TYPE_CHECKING:
@@ -144,7 +143,7 @@ def _check_shape(config: ResolvedConfig, given: dict[str, Any], of_data: dict[st
             continue
         hint = "change it in its config.json, or use other data"
         if name == "num_class_embeds":
-            hint = EMBEDDINGS_HINT
+            hint = "it counts the classes of --label_column, and one more for dropped labels; change these, or the model"
         elif (option := getattr(kind_of(config), "shape_options", {}).get(name)) is not None:  # of images
             hint = f"give {option} {given[name]}, or another model"
         elif config.pretrained_model_name_or_path is not None:

@@ -11,21 +11,18 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from ..core.errors import warn
 from ..core.files import atomic_file, full_disk_explained, sync, sync_tree, temporary_beside
 from ..core.streams import stream_generator
 from ..data.labels import KEYWORD
 from ..models.registry import architecture_of, denoiser_code
-from .kinds import DataKind, row_for
+from .kinds import DataKind
 from .run_state import RunState
 
 SHOWN = "samples"  # random stream of the samples to look at
-# Pipelines of runs with class labels, by the name of a kind.
-LABELLED_PIPELINES = {"images": "diffusers_lrlab.pipelines.image:ImagePipeline"}
 
 
 def _pipeline_path(kind: DataKind, has_labels: bool, denoiser: str | None) -> str:
-    return architecture_of(denoiser).pipeline or row_for(kind, LABELLED_PIPELINES if has_labels else {}, kind.pipeline)
+    return architecture_of(denoiser).pipeline or (has_labels and kind.labelled_pipeline) or kind.pipeline
 
 
 def pipeline_name(kind: DataKind, config: Any, folder: Path) -> str:
@@ -121,11 +118,5 @@ def save_preview(folder: Path, update: int, samples: np.ndarray) -> None:
 
 
 def load_previews(folder: Path) -> dict[int, np.ndarray]:
-    """Samples by update, in order; damaged files are skipped with a warning."""
-    previews = {}
-    for path in sorted(folder.glob("update-*.npy")):
-        try:
-            previews[int(path.stem.split("-")[1])] = np.load(path)
-        except (ValueError, EOFError, OSError):  # of numpy for a damaged file
-            warn(f"{str(path)!r} is damaged and not plotted.")
-    return previews
+    """Samples by update, in order."""
+    return {int(path.stem.removeprefix("update-")): np.load(path) for path in sorted(folder.glob("update-*.npy"))}

@@ -26,7 +26,6 @@ from ..optimizers.entries import OPTIMIZERS
 from ..optimizers.timescales import DecayTimescale, per_update
 from ..schedules.expected import schedule_curves
 from ..schedules.schedule import Schedule
-from ..timesteps.infonoise import Beginning
 from .combinations import check_floor
 from .config import ResolvedConfig
 from .kinds import DataKind, kind_of, row_for
@@ -53,7 +52,6 @@ class Plan:
     num_images: int | None  # to train on; None for a stream
     num_held_out: int
     num_epochs: float | None  # passes over the data, which need not be whole
-    data_warnings: tuple[str, ...]
     num_workers: int  # that read and decode images
     autoencoder: dict[str, Any] | None  # that encoded the data
     conditions: Conditions  # of the model, for no images: `(0, ...)` each
@@ -63,7 +61,6 @@ class Plan:
     start: StartWeights | None  # the weights that the model starts from
     width: Width | None  # with --width_base
     process: NoiseProcess
-    beginning: Beginning | None  # when a density of the timesteps that waits for losses will begin
     # Rates.
     schedule: Schedule
     warmup_updates: int
@@ -79,6 +76,7 @@ class Plan:
     num_validations: int  # including the one at the end
     num_previews: int  # without `save_images_epochs`
     snapshot_updates: list[int]  # the updates with a snapshot of the post-hoc averages
+    warnings: list[str]  # of data and length
 
     @property
     def ema_form(self) -> EMAForm:
@@ -144,7 +142,6 @@ def make_plan(
         num_images=num_images,
         num_held_out=num_held_out,
         num_epochs=num_updates * batch / num_images if num_images else None,
-        data_warnings=_scale_warnings(data, kind),
         num_workers=num_workers(data, config.dataloader_num_workers, num_updates * batch),
         autoencoder=data.autoencoder,
         conditions=data.held_out[:0].conditions,
@@ -153,13 +150,13 @@ def make_plan(
         start=start,
         width=planned_width(config, arguments),
         process=process,
-        beginning=_beginning(config, process, layout, num_updates),
         **_rates(config, batch, num_updates),
         ema_forms=[form.with_images(batch) for form in config.ema_form.tracks],
         validation_updates=validation_updates,
         num_validations=math.ceil(num_updates / validation_updates) if num_held_out else 0,
         num_previews=_num_previews(config, kind, layout, num_updates),
         snapshot_updates=[] if config.posthoc is None else snapshot_updates(num_updates, **config.posthoc.kwargs),
+        warnings=[*_scale_warnings(data, kind), *_length_warnings(config, process, layout, num_updates)],
     )
 
 
@@ -184,20 +181,18 @@ def _rates(config: ResolvedConfig, batch: int, num_updates: int) -> dict[str, An
     }
 
 
-def _beginning(config: ResolvedConfig, process: NoiseProcess, layout: BatchLayout, num_updates: int) -> Beginning | None:
-    """A `LabError` if the run is too short for it."""
-    if (before := config.timestep_sampler_kwargs.get("before")) is None:
-        return None
+def _length_warnings(config: ResolvedConfig, process: NoiseProcess, layout: BatchLayout, num_updates: int) -> list[str]:
+    """Those of a density of the timesteps that waits for losses; a `LabError` if the run is too short for it."""
+    if "before" not in config.timestep_sampler_kwargs:
+        return []
     import torch  # heavy, as is what follows
 
     from ..objective.objective import Objective
 
     spec, cpu = objective_spec(config), torch.device("cpu")
     objective = Objective.of(spec, process, layout, num_updates, cpu, gather=lambda values: values)
-    beginning = objective.sampler.beginning(layout.global_batch, num_updates)
-    if beginning is not None:
-        beginning.check(config.timestep_sampler, str(before))
-    return beginning
+    warning = objective.sampler.check_length(num_updates, layout.global_batch)
+    return [warning] if warning else []
 
 
 def _num_previews(config: ResolvedConfig, kind: DataKind, layout: BatchLayout, num_updates: int) -> int:

@@ -2,9 +2,6 @@
 
 from typing import Any
 
-import torch
-
-from ..core.environment import cpu_computes_in_bf16
 from ..core.spec import shown_spec
 from ..core.words import counted, plural, singular, times
 from ..data.labels import describe_classes
@@ -71,8 +68,7 @@ def describe_plan(plan: Plan) -> str:
         "learning rate": f"{auto}{over_run(plan.lrs)}"
         + (f"{scaled}{layout.global_batch}" if config.scale_lr != "none" else ""),
         "width": width_in_words(plan.width, plan.optimizer_kwargs.get("weight_decay", 0.0), _INDENT),
-        "timesteps": ", ".join(f"{_TIMESTEP_WORDS[option]} {spec}" for option, spec in describe_choices(vars(config)))
-        + _beginning_in_words(plan),
+        "timesteps": ", ".join(f"{_TIMESTEP_WORDS[option]} {spec}" for option, spec in describe_choices(vars(config))),
         "optimizer": shown_spec(config.optimizer, config.optimizer_kwargs) + _per_update_in_words(plan) + momentum,
         "weight decay": _decay_in_words(plan),
         "validation": f"loss of {counted(plan.num_held_out, f'held-out {item}')}, {often}" if plan.num_validations else "",
@@ -112,7 +108,7 @@ def _warnings(plan: Plan) -> list[str]:
     """Warnings about valid choices that are probably not intended."""
     config = plan.config
     sampler, weighting, kwargs = config.timestep_sampler, config.loss_weighting, config.timestep_sampler_kwargs
-    warnings: list[str | None] = [*plan.data_warnings, contradiction(sampler, plan.process.prediction_type)]
+    warnings: list[str | None] = [*plan.warnings, contradiction(sampler, plan.process.prediction_type)]
     if "middle" in TIMESTEP_SAMPLERS[sampler].traits & LOSS_WEIGHTINGS[weighting].traits:
         warnings.append(
             f"{sampler!r} samples the middle noise levels more often and {weighting!r} weights them more: together they "
@@ -125,7 +121,6 @@ def _warnings(plan: Plan) -> list[str]:
             f"{times(kwargs['history'])}. That takes over {counted(needed, 'image')}, and this run sees {seen}. Lower "
             "history, or train for longer."
         )
-    warnings.append(beginning_warning(plan))
     if plan.layout.global_batch == 1 and (kwargs["draw"] != "independent" or config.noise == "immiscible"):
         chosen = config.noise if config.noise == "immiscible" else kwargs["draw"]
         warnings.append(f"{chosen!r} has no effect on updates of a single image. Use a larger batch.")
@@ -142,17 +137,7 @@ def _warnings(plan: Plan) -> list[str]:
     if not plan.schedule.follows_metric:
         start = config.start_momentum
         warnings.append(double_decay(plan.schedule, plan.learning_rate, start, plan.warmup_updates, plan.num_updates))
-    return [warning for warning in [*warnings, slow_precision(config.mixed_precision)] if warning]
-
-
-def slow_precision(precision: str | None) -> str | None:
-    """A warning about bfloat16 on a CPU that has no instructions for it, else `None`."""
-    if precision != "bf16" or torch.accelerator.is_available() or cpu_computes_in_bf16():
-        return None
-    return (
-        "--mixed_precision bf16 is several times slower than float32 on this CPU, which has no instructions for it "
-        "(AVX512_BF16 or AMX). Use --mixed_precision no."
-    )
+    return [warning for warning in warnings if warning]
 
 
 def _per_update_in_words(plan: Plan) -> str:
@@ -175,21 +160,3 @@ def _decay_in_words(plan: Plan) -> str:
     images = round(timescale.updates * plan.layout.global_batch)
     epochs = f", {counted(images / plan.num_images, 'epoch', '.3g')}" if plan.num_images else ""
     return f"{words} ({counted(images, singular(plan.kind.name), ',')}{epochs})"
-
-
-def _beginning_in_words(plan: Plan) -> str:
-    """When a density that waits for losses is expected to begin."""
-    beginning = plan.beginning
-    if beginning is None or beginning.update is None or beginning.update >= plan.num_updates:
-        return ""
-    return (
-        f"; its own density from about update {beginning.update:,} on, with a probability of {100 * beginning.chance:.3g} % "
-        f"before the end"
-    )
-
-
-def beginning_warning(plan: Plan) -> str | None:
-    """A warning about a density of the timesteps that is not likely to begin in the run, else `None`."""
-    config = plan.config
-    before = str(config.timestep_sampler_kwargs.get("before"))
-    return None if plan.beginning is None else plan.beginning.warning(config.timestep_sampler, before)

@@ -27,7 +27,7 @@ Limits = tuple[np.ndarray, np.ndarray]
 
 
 def _new_axes(height: float = 3.6, ratios: tuple[int, ...] = (1,)) -> tuple[Any, list[Axes]]:
-    figure = new_figure(7, height, dpi=150)
+    figure = new_figure(7, height, dpi=150, layout="tight")
     parts = figure.subplots(len(ratios), 1, sharex=True, squeeze=False, height_ratios=ratios)[:, 0]
     for axes in parts:
         plain_axes(axes)
@@ -172,48 +172,37 @@ def draw_points(axes: Axes, points: np.ndarray, limits: Limits, color: str = BLU
 
 def plot_beside(real: np.ndarray, samples: np.ndarray, path: Path) -> None:
     """Equally many points of data and samples side by side, on one scale."""
-    figure = new_figure(7, 3.7, dpi=150)
-    left, right = figure.subplots(1, 2)
-    limits, num = limits_of(real, samples), min(len(real), len(samples))
-    draw_points(left, real[:num], limits, title=f"data, {counted(num, 'point')}")
-    draw_points(right, samples[:num], limits, ORANGE, title=f"samples, {counted(num, 'point')}")
-    save_figure(figure, path)
+    num = min(len(real), len(samples))
+    parts = {f"data, {counted(num, 'point')}": real[:num], f"samples, {counted(num, 'point')}": samples[:num]}
+    _side_by_side(parts, limits_of(real, samples), path, colors=[BLUE, ORANGE])
 
 
 def plot_splits(splits: dict[str, np.ndarray], path: Path) -> None:
     """The splits of a data set side by side, on one scale."""
-    figure = new_figure(3.5 * len(splits), 3.7, dpi=150)
-    limits = limits_of(np.concatenate(list(splits.values())))
-    for axes, (split, points) in zip(figure.subplots(1, len(splits), squeeze=False)[0], splits.items(), strict=True):
-        shown = f"{_MOST_POINTS} of " if len(points) > _MOST_POINTS else ""
-        draw_points(axes, points, limits, title=f"{split}, {shown}{counted(len(points), 'point')}")
-    save_figure(figure, path)
+    shown = {split: f"{_MOST_POINTS} of " if len(points) > _MOST_POINTS else "" for split, points in splits.items()}
+    parts = {f"{split}, {shown[split]}{counted(len(points), 'point')}": points for split, points in splits.items()}
+    _side_by_side(parts, limits_of(np.concatenate(list(splits.values()))), path, colors=[BLUE] * len(parts))
 
 
-def _strip(points: list[np.ndarray], titles: list[str], limits: Limits, path: Path) -> None:
-    figure = new_figure(1.75 * len(points), 2.0, dpi=150)
-    columns = figure.subplots(1, len(points), squeeze=False)[0]
-    for axes, shown, title in zip(columns, points, titles, strict=True):
-        draw_points(axes, shown, limits, ORANGE, title)
+def _side_by_side(
+    parts: dict[str, np.ndarray], limits: Limits, path: Path, width: float = 3.5, colors: list[str] | None = None
+) -> None:
+    """Points by their titles, in columns of this width in inches."""
+    figure = new_figure(width * len(parts), width + 0.2, dpi=150)
+    columns = figure.subplots(1, len(parts), squeeze=False)[0]
+    for axes, (title, points), color in zip(columns, parts.items(), colors or [ORANGE] * len(parts), strict=True):
+        draw_points(axes, points, limits, color, title)
     save_figure(figure, path)
 
 
 def plot_point_progress(previews: dict[int, np.ndarray], num_updates: int, real: np.ndarray, path: Path) -> None:
     shown = dict(list(previews.items())[-6:])
-    titles = [f"update {update}" if update < num_updates else f"end ({update})" for update in shown]
-    _strip(list(shown.values()), titles, limits_of(real, next(reversed(shown.values()))), path)
+    parts = {f"update {update}" if update < num_updates else f"end ({update})": points for update, points in shown.items()}
+    _side_by_side(parts, limits_of(real, next(reversed(shown.values()))), path, 1.75)
 
 
 def plot_trajectory(frames: np.ndarray, timesteps: list[int], real: np.ndarray, path: Path) -> None:
     """Six frames of sampling from noise to data, from `frames` `(num_frames, num_points, dimension)`."""
     chosen = np.unique(np.linspace(0, len(frames) - 1, 6).round().astype(int))
-    titles = [f"{counted(timesteps[index], 'timestep')} left" if timesteps[index] else "samples" for index in chosen]
-    _strip([frames[index] for index in chosen], titles, limits_of(real, frames[0]), path)
-
-
-def as_picture(points: np.ndarray, limits: Limits) -> np.ndarray:
-    """Points as an 8-bit RGB image of 320 pixels."""
-    figure = new_figure(3.2, 3.2, dpi=100)
-    draw_points(figure.add_subplot(), points, limits, ORANGE)
-    figure.canvas.draw()
-    return np.asarray(figure.canvas.buffer_rgba())[:, :, :3].copy()
+    parts = {f"{counted(left, 'timestep')} left" if (left := timesteps[at]) else "samples": frames[at] for at in chosen}
+    _side_by_side(parts, limits_of(real, frames[0]), path, 1.75)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ..core.environment import OTHERS_WAIT, allowed_threads
 from ..core.words import counted
@@ -39,31 +39,24 @@ def launcher_compiles() -> bool:
     return os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower() != "no"
 
 
-def usual_precision() -> Literal["bf16"] | None:
-    """The default precision: bf16 on a GPU that computes in it, else `None`, the precision of the launcher."""
+def prepare(asked: TrainingConfig, checkpoint: Path | None = None) -> tuple[Plan, TrainingData, Accelerator]:
+    """
+    Plan, data and accelerator of a run, which resumes if a checkpoint is given. A resolved configuration is taken as it is.
+    Raises errors before it reads data, where that is possible.
+    """
     import torch
 
-    # The launcher also passes "no" where no precision was asked for.
-    if os.environ.get("ACCELERATE_MIXED_PRECISION", "no") != "no" or not torch.cuda.is_available():
-        return None
-    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else None
-
-
-def prepare(config: TrainingConfig) -> tuple[Plan, TrainingData, Accelerator]:
-    """Plan, data and accelerator of a run. Raises errors before it reads data, where that is possible."""
-    return prepare_resolved(resolve_and_check(config))
-
-
-def prepare_resolved(config: ResolvedConfig, checkpoint: Path | None = None) -> tuple[Plan, TrainingData, Accelerator]:
-    """[`prepare`] for a resolved and checked configuration; of a run that resumes if a checkpoint is given."""
     from .plan import make_plan
 
+    config = asked if isinstance(asked, ResolvedConfig) else resolve_and_check(asked)
     start = find_start(config, checkpoint)
     model_config = given_model_config(config, start)
-    precision = config.mixed_precision or usual_precision()
-    accelerator = make_accelerator(dataclasses.replace(config, mixed_precision=precision))
-    # The precision of the launcher, if no other was chosen.
-    config = dataclasses.replace(config, mixed_precision=accelerator.mixed_precision)
+    # The launcher also passes "no" where no precision was asked for.
+    is_chosen = config.mixed_precision is not None or os.environ.get("ACCELERATE_MIXED_PRECISION", "no") != "no"
+    if not is_chosen and torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False):
+        config = dataclasses.replace(config, mixed_precision="bf16")
+    accelerator = make_accelerator(config)
+    config = dataclasses.replace(config, mixed_precision=accelerator.mixed_precision)  # which may be the launcher's
     with accelerator.main_process_first():
         data = kind_of(config).load_data(config, accelerator.num_processes)
     if data.skipped:

@@ -5,8 +5,9 @@ Choices by name are resolved here, from spec strings, `--..._kwargs` and flags o
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,7 @@ def resolve_config(config: TrainingConfig) -> ResolvedConfig:
     check_ranges(config, TrainingConfig)  # before anything asks the network
     check_source(config)
     draft: Any = SimpleNamespace(**{name: getattr(config, name) for name in defaults_of(TrainingConfig)})
-    for step in _STEPS:
+    for step in (_name_data, _resolve_optimizer, _resolve_objective, _resolve_lr_schedule, _resolve_names, _resolve_rest):
         vars(draft).update(step(draft))
     for name, hint in ResolvedConfig.__annotations__.items():
         if getattr(draft, name) is None and "None" not in str(hint):
@@ -179,16 +180,6 @@ def _resolve_rest(config: TrainingConfig) -> dict[str, Any]:
     return resolved
 
 
-_STEPS: tuple[Callable[[Any], dict[str, Any]], ...] = (
-    _name_data,
-    _resolve_optimizer,
-    _resolve_objective,
-    _resolve_lr_schedule,
-    _resolve_names,
-    _resolve_rest,
-)
-
-
 # --- choices by name -------------------------------------------------------------------------------------------------
 
 
@@ -244,19 +235,9 @@ def objective_spec(config: ResolvedConfig) -> ObjectiveSpec:
     """The objective of a run by its configuration."""
     from ..objective.objective import ObjectiveSpec  # heavy
 
-    return ObjectiveSpec(
-        seed=config.seed,
-        timestep_sampler=config.timestep_sampler,
-        timestep_sampler_kwargs=config.timestep_sampler_kwargs,
-        loss_weighting=config.loss_weighting,
-        loss_weighting_kwargs=config.loss_weighting_kwargs,
-        noise=config.noise,
-        noise_kwargs=config.noise_kwargs,
-        timestep_lr=config.timestep_lr_form,
-        objective=config.objective,
-        objective_kwargs=config.objective_kwargs,
-        is_bounded=kind_of(config).is_bounded,
-    )
+    own: dict[str, Any] = {"timestep_lr": config.timestep_lr_form, "is_bounded": kind_of(config).is_bounded}
+    names = (each.name for each in dataclasses.fields(ObjectiveSpec) if each.name not in own)
+    return ObjectiveSpec(**{name: getattr(config, name) for name in names}, **own)
 
 
 def recorded_process(fields: dict[str, Any]) -> NoiseProcess:

@@ -29,12 +29,8 @@ class Results(ABC):
     num_recorded: ClassVar[int] = 16  # most samples in the record of a study's run
     stream: ClassVar[str] = "samples to evaluate"  # name of their random stream
 
-    @abstractmethod
-    def as_pictures(self, run: RunState, samples: np.ndarray) -> np.ndarray:
-        """Samples as 8-bit images `(num, height, width, channels)`, for trackers."""
-
     def preview(self, samples: np.ndarray) -> np.ndarray:
-        """Samples as they are kept during training."""
+        """Samples as they are kept during training; 8-bit images `(num, height, width, channels)` go to trackers, too."""
         return samples
 
     def as_samples(self, run: RunState, data: torch.Tensor) -> np.ndarray:
@@ -83,9 +79,6 @@ class ImageResults(Results):
 
     stream = "frechet"
 
-    def as_pictures(self, run: RunState, samples: np.ndarray) -> np.ndarray:
-        return to_uint8(samples)
-
     def preview(self, samples: np.ndarray) -> np.ndarray:
         return to_uint8(samples)
 
@@ -94,11 +87,10 @@ class ImageResults(Results):
 
     def recorded(self, samples: np.ndarray) -> dict[str, Any]:
         """One PNG, four images in a row, in base64."""
-        images = to_uint8(samples)
-        rows = [np.concatenate(list(images[start : start + 4]), axis=1) for start in range(0, len(images), 4)]
-        grid = np.concatenate([row for row in rows if row.shape == rows[0].shape])
-        file = io.BytesIO()
-        Image.fromarray(grid.squeeze(-1) if grid.shape[-1] == 1 else grid).save(file, "PNG")
+        from .plots import image_grid
+
+        grid = image_grid(to_uint8(samples), columns=min(4, len(samples)), gap=0)
+        Image.fromarray(grid.squeeze()).save(file := io.BytesIO(), "PNG")
         return {"png": base64.b64encode(file.getvalue()).decode()}
 
     def draw(self, run: RunState, samples: np.ndarray, lab: Path) -> None:
@@ -137,11 +129,6 @@ class PointResults(Results):
 
     num_recorded = 1000
     stream = "distances"
-
-    def as_pictures(self, run: RunState, samples: np.ndarray) -> np.ndarray:
-        from .plots import as_picture, limits_of
-
-        return as_picture(samples, limits_of(_real_points(run.data, len(samples)), samples))[None]
 
     def recorded(self, samples: np.ndarray) -> dict[str, Any]:
         return {"points": np.round(samples.astype(np.float64), 4).tolist()}

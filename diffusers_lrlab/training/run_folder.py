@@ -69,11 +69,6 @@ class RunFolder:
                 rows.append(json.loads(line))
         return [row for row in rows if isinstance(row, dict) and isinstance(row.get("update"), int)]
 
-    def rows_until(self, update: int) -> list[dict[str, Any]]:
-        """The rows that a run writes before its checkpoint at `update`."""
-        rows = self.read_metrics()
-        return [row for row in rows if row["update"] < update or (row["update"] == update and "validation_loss" in row)]
-
     def count_rows(self) -> int:
         """The number of rows so far, for a checkpoint; flushes the log to the disk."""
         if self.metrics_file.exists():
@@ -98,7 +93,8 @@ class RunFolder:
                 continue
             with atomic_folder(self.path / SNAPSHOTS / snapshot.name) as temporary:
                 shutil.copytree(snapshot, temporary, dirs_exist_ok=True)
-        rows = source.rows_until(update)
+        rows = source.read_metrics()  # and of these, those that were written before the checkpoint
+        rows = [row for row in rows if row["update"] < update or (row["update"] == update and "validation_loss" in row)]
         if len(rows) != num_rows:
             warn(
                 f"{str(source.metrics_file)!r} has {len(rows)} of {counted(num_rows, 'row')} before update {update}. "
@@ -133,13 +129,6 @@ class RunFolder:
             return {}
         # A metric may be NaN, which other readers refuse.
         return read_checked(file, "remove it; a run can be resumed or overwritten without it", parse_constant=float)
-
-    def is_finished(self) -> bool:
-        """Whether the record says that the run has finished."""
-        try:
-            return self.read_record().get("run", {}).get("status") == "finished"
-        except LabError:
-            return False
 
     def holds_run(self) -> bool:
         """Whether it holds files of a run, complete or not."""

@@ -117,11 +117,11 @@ class RunLog:
             tqdm.write(text, file=sys.stderr)
 
     def keep_samples(self, samples: np.ndarray) -> None:
-        """Keeps samples of this moment for the plots, and shows them to the trackers."""
-        run = self.run
-        save_preview(self.folder.lab / "samples", run.update, results_of(run.kind).preview(samples))
-        if trackers := self.accelerator.trackers:
-            log_images(trackers, "samples", results_of(run.kind).as_pictures(run, samples), run.update)
+        """Keeps samples of this moment for the plots, and shows images to the trackers."""
+        run, kept = self.run, results_of(self.run.kind).preview(samples)
+        save_preview(self.folder.lab / "samples", run.update, kept)
+        if kept.dtype == np.uint8:
+            log_images(self.accelerator.trackers, "samples", kept, run.update)
 
     def state_dict(self) -> dict[str, Any]:
         """The sums of all processes, which all call this."""

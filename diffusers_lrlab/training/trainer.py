@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 
 from ..averaging.averages import averages_itself
 from ..core.environment import is_watched
-from ..core.errors import Diverged, Interrupted
+from ..core.errors import Interrupted
 from ..core.program import InterruptGuard
 from ..data.batch import Batch, to_device
 from ..data.batches import iterate_batches, prefetched
@@ -146,7 +146,7 @@ class Trainer:
         """Writes the checkpoint of this update, if any; raises `Interrupted` after a signal, with a checkpoint."""
         run, config = self.run, self.run.config
         if signal_number := guard.received():
-            raise Interrupted(signal_number, self._save_or_last())
+            raise Interrupted(signal_number, self.save())
         # The last checkpoint keeps the raw weights, so that the rest of the run can be interrupted without loss.
         if run.update == run.plan.num_updates:
             checkpoint = self.save()
@@ -189,15 +189,6 @@ class Trainer:
         if waits:
             self.checkpoints.finish()
         return path
-
-    def _save_or_last(self) -> Path:
-        """A new checkpoint, or the last one if the state is not finite: a resumed run repeats the updates since then."""
-        try:
-            return self.save()
-        except Diverged:
-            if not (last := self.folder.checkpoints()):
-                raise
-            return last[-1]
 
     def resume(self, checkpoint: Path) -> None:
         state = load_checkpoint(self.accelerator, self.run, checkpoint, self.folder)

@@ -83,7 +83,7 @@ def test_an_expectation_and_the_status_of_the_program(folder):
     _, stderr = run([*AUDIT, "--expect", "cosine", "--", sys.executable, "-c", "pass"], folder, expect=1)
     assert "nothing was recorded" in stderr
     _, stderr = run([*AUDIT, "--", sys.executable, "-c", "import torch"], folder)
-    assert "the program made no torch optimizer and had no backward pass." in stderr
+    assert "The program made no torch optimizer and had 0 backward passes." in stderr
 
 
 def test_launchers_pass_the_recorder_on(folder):

@@ -193,9 +193,9 @@ def test_gradients_deleted_by_the_model_are_seen(audits):
 @pytest.mark.parametrize(
     ("program", "text"),
     [
-        ("never", "AdamW never took a step, although there was 1 backward pass."),
-        ("no backward", "AdamW was made, but never took a step, and there was no backward pass."),
-        ("no optimizer", "1 backward pass and no torch optimizer."),
+        ("never", "no optimizer took a step. The program made AdamW and had 1 backward pass."),
+        ("no backward", "The program made AdamW and had 0 backward passes."),
+        ("no optimizer", "The program made no torch optimizer and had 1 backward pass. An optimizer that is not a torch"),
     ],
 )
 def test_without_updates_the_report_says_what_there_was(audits, program, text):

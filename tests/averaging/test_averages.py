@@ -133,6 +133,8 @@ WRONG = {
     "warmup_power:min_decay=0.9,max_decay=0.5": "is above max_decay=0.5",
     "power_function:gamma=3,sigma_rel=0.1": "Drop one",
     "power_function:sigma_rel=0.3": r"must be a number in \[1e-5, 0.2886\]",
+    "posthoc:sigma_rels=[0.1|0.1]": "one or more different widths",
+    "posthoc:sigma_rels=[0.1|0.3]": r"numbers in \[1e-5, 0.2886\]",
     "warmup_power:start_update=3,update_after_step=4": "two names of the same parameter",
 }
 

@@ -16,7 +16,6 @@ from diffusers_lrlab.core.errors import DiskFull, Interrupted, LabError, continu
 from diffusers_lrlab.core.files import full_disk_explained
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.launch import make_parser as parser_of_launcher
-from diffusers_lrlab.run.averages import no_snapshots
 from diffusers_lrlab.study.context import stops_explained
 from diffusers_lrlab.training.arguments import make_parser
 
@@ -94,10 +93,3 @@ def test_a_terminal_is_told_that_libraries_are_loaded(monkeypatch, capsys, on_te
     monkeypatch.setenv("RANK", str(rank))
     announce_loading()
     assert capsys.readouterr().err == "Loading libraries ...\n" * expected
-
-
-def test_a_run_whose_snapshots_were_not_downloaded_was_trained_with_some(tmp_path):
-    told = str(no_snapshots(tmp_path, {"config": {"ema": "posthoc:sigma_rels=[0.05|0.1]"}}))
-    assert "not trained" not in told
-    assert "the run took some, which are not here; uploads do not include them. Hint: use the folder in which it" in told
-    assert "it was not trained with `--ema posthoc`" in str(no_snapshots(tmp_path, {"config": {"ema": "constant"}}))

@@ -61,15 +61,10 @@ def test_a_launcher_that_cannot_be_asked(as_if, monkeypatch):
     assert environment.asked_threads() is None
 
 
-def test_the_threads_of_a_run(as_if, tmp_path):
+@pytest.mark.parametrize("start", [lambda: make_accelerator(resolve_config(TrainingConfig())), use_all_cores])
+def test_the_threads_of_a_run_and_of_a_study(as_if, start):
     as_if({"OMP_NUM_THREADS": "3"})
-    make_accelerator(resolve_config(TrainingConfig(output_dir=str(tmp_path))))
-    assert torch.get_num_threads() == 3
-
-
-def test_the_threads_of_a_study(as_if):
-    as_if({"OMP_NUM_THREADS": "3"})
-    use_all_cores()
+    start()
     assert torch.get_num_threads() == 3
 
 

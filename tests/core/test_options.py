@@ -40,7 +40,6 @@ class Settings:
     rate: float | None = option(None, "Rate.", WHOLE_RUN, range="(0, inf)")
     steps: int = option(5, "Steps.", WHOLE_RUN, range="[1, inf)", needs=(FAST,))
     token: str | None = option(None, "Token.", WHOLE_RUN, needs=(FAST,), repr=False)
-    extra: bool = option(False, "Extra.", WHOLE_RUN, needs=(FAST,))
     beta: float = option(0.9, "Beta.", WHOLE_RUN, range="[0, 1)", kinds=("images",))
 
 
@@ -58,6 +57,7 @@ def test_every_option_of_a_run_is_classified():
             assert isinstance(described, Option), f"{group.__name__}.{field.name} is not declared by core.options.option"
             assert isinstance(described.role, Role)
     assert {field.name for group in CONFIG_GROUPS for field in dataclasses.fields(group)} == {*options_of(TrainingConfig)}
+    assert options_of(ResolvedConfig) == options_of(TrainingConfig)
 
 
 def test_roles_agree_with_each_other():
@@ -90,11 +90,9 @@ def test_tokens_are_not_compared_or_repeated():
     ("settings", "expected"),
     [
         ({"steps": 0}, r"--steps 0: must be a whole number in \[1, inf\), got 0. Hint: Steps.$"),
-        ({"steps": float("inf")}, "--steps inf: must be a whole number in"),
         ({"rate": 0.0}, r"--rate 0.0: must be a number in \(0, inf\)"),
         ({"rate": float("nan")}, "--rate nan: must be"),
         ({"beta": 1.0}, r"--beta 1.0: must be a number in \[0, 1\)"),
-        ({"beta": -0.1}, "--beta -0.1: must be"),
     ],
 )
 def test_ranges(settings, expected):
@@ -143,15 +141,10 @@ def test_an_option_without_effect_is_an_error():
         check_needs(Settings(steps=6), Settings, "images")
     with pytest.raises(LabError, match="--beta 0.5 has no effect without a data set of images"):
         check_needs(Settings(beta=0.5), Settings, "points")
-    with pytest.raises(LabError, match="--extra True has no effect without"):
-        check_needs(Settings(extra=True), Settings, "points")
     with pytest.raises(LabError, match="steps=6 has no effect without --fast"), arguments_named():
         check_needs(Settings(steps=6), Settings, "images")
     check_needs(Settings(steps=6, fast=True, beta=0.5), Settings, "images")
     check_needs(Settings(), Settings, "points")
-
-
-def test_an_error_does_not_show_a_secret():
     with pytest.raises(LabError, match=r"--token '\*\*\*' has no effect without --fast"):
         check_needs(Settings(token="hf_secret"), Settings, "points")
 
@@ -184,10 +177,6 @@ def test_a_default_that_a_kind_forgot_is_an_error(monkeypatch):
     monkeypatch.setattr(Points, "defaults", lambda self, config: {"learning_rate": 1e-3})
     with pytest.raises(LabError, match="--num_validation_images is missing"):
         resolve_config(TrainingConfig(dataset_name="dino"))
-
-
-def test_options_travel_with_their_fields():
-    assert options_of(ResolvedConfig) == options_of(TrainingConfig)
 
 
 @pytest.mark.parametrize(("rank", "all_ranks", "printed"), [("0", False, True), ("1", False, False), ("1", True, True)])

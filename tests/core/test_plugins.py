@@ -1,16 +1,13 @@
 """Code of others, from files, modules and installed packages."""
 
-import json
-import subprocess
-import sys
+from importlib.metadata import EntryPoint
 
 import pytest
-import runs
+from registrations import restored
 
 from diffusers_lrlab.core import plugins
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.plugins import load_plugins, loaded_plugins
-from diffusers_lrlab.core.registry import restored
 from diffusers_lrlab.schedules.registries import SCHEDULERS
 
 PLUGIN = """
@@ -31,7 +28,7 @@ def falling(progress, power):
 @pytest.fixture(autouse=True)
 def nothing_stays():
     """Names and notes of what was loaded are gone after each test."""
-    with SCHEDULERS.temporarily(), restored(plugins._loaded):
+    with restored(SCHEDULERS, plugins._loaded):
         yield
 
 
@@ -88,37 +85,21 @@ def test_what_cannot_be_loaded_is_said(tmp_path, monkeypatch, name, text, messag
     assert not any(one["name"] == name for one in loaded_plugins())
 
 
-def test_names_of_an_installed_package_are_known(tmp_path):
-    """A package whose metadata name an entry point; and another one that is broken, which is named and left out."""
+def test_names_of_an_installed_package_are_known(tmp_path, monkeypatch, capsys):
+    """And a broken package is named and left out."""
     write(tmp_path / "their_schedules.py", "of_a_package")
     (tmp_path / "their_broken.py").write_text("raise RuntimeError('broken')")
-    for package, module in (("their", "their_schedules"), ("broken", "their_broken")):
-        metadata = tmp_path / f"{package}-1.0.dist-info"
-        metadata.mkdir()
-        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-        (metadata / "entry_points.txt").write_text(f"[diffusers_lrlab.plugins]\n{package} = {module}\n")
-    environment = runs.environment()
-    environment["PYTHONPATH"] = f"{tmp_path}:{environment.get('PYTHONPATH', '')}"
-    command = [sys.executable, "-m", "diffusers_lrlab", "list", "schedulers", "--json"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert "of_a_package" in {entry["name"] for entry in json.loads(done.stdout)["schedulers"]}
-    assert "'broken' (their_broken) was skipped: RuntimeError: broken" in done.stderr
+    modules = {"their": "their_schedules", "broken": "their_broken"}
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(plugins, "_installed", False)
+    monkeypatch.setattr(
+        "importlib.metadata.entry_points",
+        lambda group: [EntryPoint(name, module, group) for name, module in modules.items()],
+    )
+    assert "of_a_package" in SCHEDULERS
+    assert "'broken' (their_broken) was skipped: RuntimeError: broken" in capsys.readouterr().err
 
 
 def test_a_name_that_no_spec_string_could_hold_is_refused(tmp_path):
     with pytest.raises(LabError, match="'of-a-file': must be a Python identifier"):
         load_plugins(str(write(tmp_path / "mine.py", "of-a-file")))
-
-
-def test_an_error_names_the_code_that_a_record_names(monkeypatch):
-    def fail(code):
-        with pytest.raises(LabError) as error, plugins.names_code(code):
-            raise LabError("Unknown metric 'edges'.")
-        return str(error.value)
-
-    monkeypatch.setattr(plugins, "_loaded", {})
-    told = "'edges'. The record was made with --import 'mine.py', whose names may be missing here."
-    assert told in fail("mine.py")
-    assert fail(None) == "Unknown metric 'edges'."
-    monkeypatch.setattr(plugins, "_loaded", {"mine.py": {}})
-    assert fail("mine.py") == "Unknown metric 'edges'."

@@ -3,6 +3,7 @@
 import inspect
 import math
 import pickle
+import pkgutil
 import re
 
 import diffusers.optimization
@@ -14,10 +15,11 @@ from tables import cases
 
 import diffusers_lrlab
 from diffusers_lrlab import list_schedulers, lr_curve
+from diffusers_lrlab.cli.show import LISTED
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.registry import Parameter, Registry
 from diffusers_lrlab.schedules import scheduler as functions
-from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
+from diffusers_lrlab.schedules.registries import SCHEDULERS
 from diffusers_lrlab.schedules.schedule import resolve_schedule
 
 
@@ -55,26 +57,8 @@ def test_a_trait_is_one_of_the_registrys(registry):
     expected = "trait='wamr' of the colour 'pink': must be one of 'warm', got 'wamr'. Hint: Did you mean 'warm'?"
     with pytest.raises(LabError, match=re.escape(expected)):
         registry.register("pink", description="", source="", traits=("wamr",))
-    with pytest.raises(LabError, match="trait='no_warmpu' of the learning-rate schedule 'mine': must be .*'no_warmup'"):
-        diffusers_lrlab.register_schedule("mine", description="", source="", traits=("no_warmpu",))
     with pytest.raises(LabError, match="trait='warm' of the shape 'round': must be left out: there are none"):
         Registry("shape").register("round", description="", source="", traits=("warm",))
-
-
-def test_what_is_registered_temporarily_is_gone_after_an_error_too(registry):
-    before, aliases = list(registry.items()), registry.aliases
-
-    def register():
-        with registry.temporarily():
-            registry.register("pink", description="", source="", aliases=("rose",))(object())
-            assert "rose" in registry
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        register()
-    assert list(registry.items()) == before
-    assert registry.aliases == aliases
-    assert "pink" not in registry
 
 
 @pytest.mark.parametrize("taken", [{"name": "red"}, {"name": "rouge"}, {"name": "pink", "aliases": ("red",)}])
@@ -88,7 +72,7 @@ def test_an_alias_is_the_entry_but_is_not_listed(registry):
     assert "rouge" in registry
     assert list(registry) == ["red"]
     assert registry.aliases == {"rouge": "red"}
-    assert "| `red`, `rouge` | like blood |" in registry.table()
+    assert registry.aliases_of(registry["red"]) == ["rouge"]
 
 
 def test_resolve_fills_in_defaults_and_converts(registry):
@@ -102,10 +86,7 @@ def test_resolve_fills_in_defaults_and_converts(registry):
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"shade": 0}, "shade=0 of 'red': must be a number in (0, 1], got 0. Hint: how dark."),
-        ({"coats": 10**400}, "coats=(a number of about 400 digits) of 'red': must be a whole number"),
-        ({"kind": "wax"}, "kind='wax' of 'red': must be one of 'oil', 'water'"),
-        ({"mixture": [0.5, 2]}, "mixture=[0.5, 2] of 'red': must be a list of numbers in [0, 1]"),
+        ({"coats": 10**400}, "coats=100000000000000000...0000000000000000000 of 'red': must be a whole number"),
         ({"shine": 0.5, "gloss": 0.1}, "shine=0.5 and gloss=0.1, two names of the same parameter"),
         ({"shda": 1}, "does not take 'shda': it takes shade, coats, kind, dry, mixture, layers, shine, gloss. Did you mean"),
     ],
@@ -117,17 +98,16 @@ def test_wrong_arguments_name_value_and_range(registry, kwargs, message):
 
 # --- every entry -----------------------------------------------------------------------------------------------------
 
-ENTRIES = [pytest.param(r, e, id=f"{r.noun} {e.name}") for r in (SCHEDULERS, MOMENTUM_SCHEDULERS) for e in r.values()]
+REGISTRIES = [pkgutil.resolve_name(f"diffusers_lrlab.{module}:{name}") for module, name, _ in LISTED.values()]
+ENTRIES = [entry for registry in REGISTRIES for entry in registry.values()]
 each_name = cases("name", list_schedulers())
 
 
-@cases(("registry", "entry"), ENTRIES)
-def test_it_is_documented(registry, entry):
+@cases("entry", ENTRIES)
+def test_it_is_documented(entry):
     assert entry.description
     assert entry.source
     assert all(parameter.help for parameter in (*entry.parameters, *entry.common))
-    names = [entry.name, *(alias for alias, name in registry.aliases.items() if name == entry.name)]
-    assert f"| {', '.join(f'`{name}`' for name in names)} | {entry.description} |" in registry.table()
     # The defaults must satisfy the ranges they stand beside.
     entry.resolve({parameter.name: parameter.default for parameter in entry.parameters})
 
@@ -142,30 +122,31 @@ def wrong_values(parameter):
         return [1, True, ["linear"], *(["no such choice"] if parameter.choices else [])]
     values = ["1", True, [1], math.nan, *([1.5] if parameter.kind is int else [])]
     if parameter.range:
-        low, high = parameter.interval.bounds
-        values += [low if parameter.range[0] == "(" else low - 1e-9, high if parameter.range[-1] == ")" else high + 1e-9]
+        ends = zip(parameter.interval.bounds, "[]", (-math.inf, math.inf), strict=True)
+        outside = (math.nextafter(end, beyond) if bracket in parameter.range else end for end, bracket, beyond in ends)
+        values += [value for value in outside if (value, parameter.range[-1]) != (math.inf, "]")]
     return values
 
 
-@cases(("registry", "entry"), ENTRIES)
-def test_every_parameter_refuses_what_is_not_allowed(registry, entry):
+@cases("entry", ENTRIES)
+def test_every_parameter_refuses_what_is_not_allowed(entry):
     for parameter in (*entry.parameters, *entry.common):
         for value in wrong_values(parameter):
             message = f"{parameter.name}={value!r} of {entry.name!r}: must be "
             with pytest.raises(LabError, match=re.escape(message)) as refused:
                 entry.resolve({parameter.name: value})
-            assert f"{parameter.wanted}, got {value!r}. Hint: {parameter.help}." in str(refused.value)
+            assert f"{parameter.allowed}, got {value!r}. Hint: {parameter.help}." in str(refused.value)
 
 
-@cases(("registry", "entry"), ENTRIES)
-def test_two_names_of_one_thing_and_two_floors_are_refused(registry, entry):
+@cases("entry", ENTRIES)
+def test_two_names_of_one_thing_and_two_floors_are_refused(entry):
     names = {parameter.name for parameter in (*entry.parameters, *entry.common)}
     for parameter in (parameter for parameter in entry.parameters if parameter.same_as):
         with pytest.raises(
-            LabError, match=f"{parameter.name}=0.0.* and {parameter.same_as}=0.1, two names of the same parameter"
+            LabError, match=f"{parameter.name}=0.* and {parameter.same_as}=1, two names of the same parameter"
         ):
-            entry.resolve({parameter.name: 0.0, parameter.same_as: 0.1})
-    if {"min_lr", "min_lr_ratio"} <= names:
+            entry.resolve({parameter.name: 0, parameter.same_as: 1})
+    if {"min_lr", "min_lr_ratio"} <= names and entry.registry is SCHEDULERS:
         with pytest.raises(LabError, match=r"min_lr=1e-05 and min_lr_ratio=0.1, which both set its floor"):
             resolve_schedule(entry.name, {"min_lr": 1e-5, "min_lr_ratio": 0.1})
         with pytest.raises(LabError, match=rf"The floor 0.002 of '{entry.name}' is above its peak, 0.001"):

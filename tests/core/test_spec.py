@@ -16,8 +16,6 @@ from diffusers_lrlab.core.progress import resolve_updates, resolve_warmup_update
 from diffusers_lrlab.core.spec import format_spec, parse_json_kwargs, parse_spec, shown_spec
 from diffusers_lrlab.schedules.registries import SCHEDULERS
 
-JOIN_PARTS = ["constant", "rex:d=0.9"]
-
 
 @cases(
     ("text", "expected"),
@@ -31,14 +29,6 @@ JOIN_PARTS = ["constant", "rex:d=0.9"]
         ("multistep:milestones=[10|0.5]", ("multistep", {"milestones": [10, 0.5]})),
         ("multistep:milestones=[10, 20],gamma=0.5", ("multistep", {"milestones": [10, 20], "gamma": 0.5})),
         ("multistep:milestones=[]", ("multistep", {"milestones": []})),
-        (
-            "join:schedules=[constant|rex:d=0.9],boundaries=[5]",
-            ("join", {"schedules": JOIN_PARTS, "boundaries": [5]}),
-        ),
-        (
-            "join:schedules=[rex:d=0.9,min_lr_ratio=0.1|step]",
-            ("join", {"schedules": ["rex:d=0.9,min_lr_ratio=0.1", "step"]}),
-        ),
         (
             "join:schedules=[join:schedules=[constant|rex:d=0.9],boundaries=[5]|cosine]",
             ("join", {"schedules": ["join:schedules=[constant|rex:d=0.9],boundaries=[5]", "cosine"]}),
@@ -114,15 +104,10 @@ def test_any_text_is_read_or_refused_in_words(text):
             assert 2 <= marker.index("^") <= len(shown)
 
 
-@cases("text", ["{", "[1]"])
+@pytest.mark.parametrize("text", ["{", "[1]", '{"gamma": 0.5, "gamma": 0.1}'])
 def test_bad_json_says_how_to_write_it(text):
-    with pytest.raises(LabError, match=r"--lr_scheduler_kwargs .*\{\"gamma\": 0.5\}"):
+    with pytest.raises(LabError, match=r"^--lr_scheduler_kwargs .*: (is not|must be a).*\{\"gamma\": 0.5\}"):
         parse_json_kwargs(text, "--lr_scheduler_kwargs")
-
-
-def test_json_with_a_repeated_key_is_refused():
-    with pytest.raises(LabError, match="'gamma' is given twice"):
-        parse_spec('step:{"gamma": 0.5, "gamma": 0.1}')
 
 
 def test_a_parameter_in_the_spec_and_beside_it_is_refused():
@@ -137,8 +122,6 @@ def test_a_parameter_in_the_spec_and_beside_it_is_refused():
     ("spec", "message"),
     [
         ("cosin", "Unknown learning-rate schedule 'cosin'. Did you mean 'cosine'? Known: adaptive, constant,"),
-        ("step:step=3", "'step' does not take 'step': it takes step_size, gamma, min_lr, min_lr_ratio, warmup_type"),
-        ("step:gamma=1.5", "gamma=1.5 of 'step': must be a number in (0, 1], got 1.5. Hint: factor at each drop."),
         ("polynomial:lr_end=1.0", "The floor 1 of 'polynomial' is above its peak, 0.001. Lower one or raise the other."),
         ("wsd:num_decay_steps=21", "0 updates of warm-up, -1 at the peak and 21 of cool-down: that is not 20"),
         ("wsd:num_decay_steps=1.5", "num_decay_steps 1.5 is neither a whole number of updates"),
@@ -147,10 +130,7 @@ def test_a_parameter_in_the_spec_and_beside_it_is_refused():
         ("edm2_inverse_sqrt:reference_images=1000", "without images_per_update. Add images_per_update=N"),
         ("multistep:milestones=[2.5]", "A milestone 2.5 is neither a whole number of updates"),
         ('piecewise_constant:{"step_rules": "1:x,0.1"}', "step_rules='1:x,0.1': must be MULTIPLIER:UPDATE"),
-        (
-            'piecewise_constant:{"step_rules": "2:5,0.1"}',
-            "must be multipliers, each a number in [0, 1], got '2:5,0.1'. Hint: raise the learning rate",
-        ),
+        ('piecewise_constant:{"step_rules": "2:5,0.1"}', "must be multipliers, each a number in [0, 1], got '2:5,0.1'."),
     ],
 )
 def test_wrong_requests_name_the_value_and_the_remedy(spec, message):

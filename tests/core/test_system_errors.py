@@ -1,28 +1,20 @@
-"""What the system does to a program, in words: disks that take no files, memory, killed processes, Ctrl-C at the start."""
+"""What the system does to a program, in words: disks that take no files, memory, killed processes."""
 
 import errno
-import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 from helpers import image_folder
-from runs import SCRIPT, environment, read_metrics, read_record, run, start_and_wait_for, tiny_arguments
+from runs import read_metrics, read_record, run, start_and_wait_for, tiny_arguments
 from tables import cases
 
 from diffusers_lrlab.core.errors import DiskFull, LabError, system_errors_explained
 from diffusers_lrlab.core.files import append_line, atomic_file, full_disk_explained
-from diffusers_lrlab.run.record import recorded
-from diffusers_lrlab.training.run_folder import RunFolder
 
 # The texts are those of torch 2.13, safetensors 0.6 and Linux.
 DISKS = {
@@ -65,29 +57,6 @@ def test_a_disk_that_turned_read_only_is_named_although_nothing_can_be_removed(t
 def _write(path):
     with atomic_file(path) as temporary:
         temporary.write_text("text")
-
-
-def test_the_record_of_a_run_on_a_full_disk_says_why_it_ended(tmp_path, monkeypatch):
-    folder = RunFolder(tmp_path)
-    folder.lab.mkdir()
-    trainer = SimpleNamespace(
-        folder=folder,
-        log=SimpleNamespace(observer=SimpleNamespace(table=None, num_spikes=0)),
-    )
-    monkeypatch.setattr("diffusers_lrlab.run.record.training_figures", lambda trainer: {})
-    monkeypatch.setattr("diffusers_lrlab.run.record.write_timesteps", lambda *_: _fill())
-    for ended in (nullcontext(), full_disk_explained(tmp_path / "checkpoint-2")):
-        record = {"run": {"status": "running", "seconds": 0.0}, "train": {}}
-        with pytest.raises(DiskFull), recorded(trainer, record), ended:
-            isinstance(ended, nullcontext) or _fill()
-        run = json.loads((folder.lab / "run.json").read_text())["run"]
-        assert (run["status"], "No room to write" in run["error"]) == ("failed", True)
-        assert [path.name for path in folder.lab.iterdir()] == ["run.json"]
-
-
-def _fill():
-    with full_disk_explained(Path("timesteps.parquet")):
-        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 class _Failing(torch.utils.data.Dataset):
@@ -151,36 +120,3 @@ def test_a_run_goes_on_to_the_same_bits_after_a_process_that_decodes_images_was_
 def test_too_little_memory_is_explained():
     with pytest.raises(LabError, match=r"not enough memory .* Lower --train_batch_size"), system_errors_explained():
         torch.empty(2**50)
-
-
-# What is started, and the module at whose import Ctrl-C is pressed.
-IMPORTS = {
-    "what a command needs": (["-m", "diffusers_lrlab", "train"], "transformers"),
-    "the script": ([SCRIPT], "diffusers_lrlab.cli.training"),
-    "the launcher": (["-m", "diffusers_lrlab.launch", "script.py"], "diffusers_lrlab.diffusers_plugin.hooks.clock"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", IMPORTS)
-def test_ctrl_c_during_imports_ends_with_one_line(tmp_path, name):
-    command, module = IMPORTS[name]
-    (tmp_path / "sitecustomize.py").write_text(
-        "import os, signal, sys\n"
-        "class CtrlC:\n"
-        "    def find_spec(self, name, *_):\n"
-        f"        if name == {module!r}:\n"
-        "            os.kill(os.getpid(), signal.SIGINT)\n"
-        "sys.meta_path.insert(0, CtrlC())\n"
-    )
-    (tmp_path / "script.py").write_text("")
-    env = environment()
-    env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
-    heeds = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what is started in the background does not
-    command = [sys.executable, *map(str, command)]
-    result = subprocess.run(
-        command, cwd=tmp_path, env=env, preexec_fn=heeds, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert result.returncode == 130, result.stderr
-    assert result.stderr.startswith("Stopped")
-    assert len(result.stderr.splitlines()) == 1

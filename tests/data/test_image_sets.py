@@ -32,8 +32,9 @@ def test_images_and_labels(name):
     assert (dataset[0]["image"].size, dataset[0]["image"].mode) == ((side, side), mode)
     entry = IMAGE_DATASETS[name]
     assert dataset.features["label"].names == list(entry.facts["class_names"])
-    assert entry.facts["defaults"]["resolution"] == side
-    assert entry.facts["defaults"]["image_channels"] == len(mode)
+    assert (entry.facts["defaults"]["resolution"], entry.facts["defaults"]["image_channels"]) == (side, len(mode))
+    if name != "shapes":  # the files are sorted, or in the order of their writers
+        assert len({*load_image_dataset(name, n=200)["label"]}) == 10
 
 
 def test_what_is_made_follows_from_the_seed():
@@ -44,10 +45,6 @@ def test_what_is_made_follows_from_the_seed():
     assert np.array_equal(few, images(n=20))
     for other in ({"seed": 43}, {"split": "test"}):
         assert (few != images(n=8, **other)).any(axis=(1, 2, 3)).all()
-
-
-def test_a_part_of_mnist_has_all_classes():
-    assert len({*load_image_dataset("mnist", n=200)["label"]}) == 10  # the file is sorted by digit
 
 
 @pytest.mark.parametrize("resolution", [16, 32, 100])

@@ -2,15 +2,12 @@
 
 import dataclasses
 import json
-import os
 import re
-import signal
 
 import datasets
 import numpy as np
 import pytest
 import runs
-import started
 import torch
 from diffusers import AutoencoderDC, AutoencoderKL
 from helpers import image_folder
@@ -69,24 +66,6 @@ def test_latents_are_those_of_diffusers(encoded, vae):
                 assert torch.equal(found[f"mean{end}"][rows_there], expected.mean)
                 assert torch.equal(found[f"std{end}"][rows_there], expected.std)
     assert found["label"] == rows["label"][:]
-    assert not torch.allclose(found["mean"], found["mean_flipped"])
-
-
-@pytest.mark.slow
-def test_a_killed_encode_leaves_no_folder_and_is_repeated(encoded, vae, tmp_path):
-    folder = tmp_path / "digits"
-    command = ("-m", "diffusers_lrlab", "data", "encode", "digits", folder, "--vae", vae, "--flip", "--batch_size", "100")
-    command += ("--label_column", "label")
-    process = started.Started(*command, env=runs.environment())
-    runs.wait_for(lambda: len([*tmp_path.rglob("*latents.arrow*")]), process)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert not folder.exists()
-    status, _, stderr = started.run(*command, env=runs.environment())
-    assert status == 0, stderr
-    for path in encoded.iterdir():
-        assert (folder / path.name).read_bytes() == path.read_bytes(), path.name
-    assert [path.name for path in tmp_path.iterdir()] == ["digits"]
 
 
 def test_a_finished_folder_has_a_record_is_left_alone_and_damage_is_reported(few, vae, tmp_path, capsys):
@@ -186,7 +165,6 @@ def test_draws_have_the_mean_and_the_variance(transform):
 
 def test_a_draw_depends_on_seed_and_number_alone(transform):
     stored = torch.rand(4, 2, 4, 4)
-    together = transform.augment(torch.stack([stored] * 3), [5, 6, 5])
-    assert torch.equal(together[0], together[2])
-    assert torch.equal(together[1:2], transform.augment(stored[None], [6]))
-    assert not torch.equal(together[0], together[1])
+    together = transform.augment(torch.stack([stored] * 2), [5, 6])
+    assert torch.equal(together[1:], transform.augment(stored[None], [6]))
+    assert not torch.equal(*together)

@@ -176,6 +176,14 @@ def test_corrupt_images_are_replaced_by_the_next_and_reported_once(damaged, opti
             assert seen == sorted([*GOOD, 6, 9])
 
 
+def test_nothing_but_corrupt_images_is_an_error(tmp_path):
+    for path in image_folder(tmp_path / "images", count=3).rglob("*.png"):
+        path.write_bytes(b"nothing")
+    for limit, told in ((1024, "no images to train on"), (0, "cannot be read: PIL does not know its format")):
+        with pytest.raises(LabError, match=told):
+            all_levels(load(tmp_path / "images", skip_corrupt_images=True, in_memory_limit_mb=limit))
+
+
 def test_a_corrupt_image_among_the_held_out_ones_is_left_out(tmp_path):
     folder = image_folder(tmp_path / "images")
     held_out = levels(load(folder, num_validation_images=4).held_out)
@@ -186,32 +194,6 @@ def test_a_corrupt_image_among_the_held_out_ones_is_left_out(tmp_path):
     data = load(folder, num_validation_images=4, skip_corrupt_images=True)
     assert levels(data.held_out) == held_out[1:]
     assert_reported_once(data, [name])
-
-
-@pytest.mark.parametrize("limit", [1024, 0])
-def test_nothing_but_corrupt_images_is_an_error(tmp_path, limit):
-    folder = image_folder(tmp_path / "images", count=3)
-    for path in folder.rglob("*.png"):
-        path.write_bytes(b"nothing")
-    with pytest.raises(LabError, match=r"no images to train on|cannot be read"):
-        all_levels(load(folder, skip_corrupt_images=True, in_memory_limit_mb=limit))
-
-
-@cases("options", [{}, LAZY, {"streaming": True, "max_train_steps": 6}], ids=["memory", "lazy", "stream"])
-@cases(
-    ("bad_cell", "problem"),
-    [(None, "its cell in the dataset is empty"), ({"bytes": b"text", "path": None}, "PIL does not know its format")],
-    ids=["empty", "text"],
-)
-def test_a_bad_cell_is_reported_once_in_all_epochs(tmp_path, bad_cell, problem, options):
-    cells = [{"bytes": png(9), "path": None}, bad_cell]
-    kind = datasets.Features({"image": datasets.Image()})
-    datasets.Dataset.from_dict({"image": cells}, features=kind).to_parquet(tmp_path / "data" / "train.parquet")
-    data = load(tmp_path / "data", skip_corrupt_images=True, **options)
-    batches = list(iterate_batches(data, BatchLayout(data.num_images or 2), 0, range(3)))
-    assert set(levels(joined(batches))) == {9}
-    assert len(data.skipped) == 1
-    assert problem in data.skipped[0]
 
 
 @cases("options", [LAZY, {"streaming": True, "max_train_steps": 1}], ids=["lazy", "stream"])

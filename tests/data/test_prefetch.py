@@ -44,7 +44,6 @@ def test_who_stops_early_leaves_no_thread_and_closes_the_source():
 
 
 def test_the_end_does_not_wait_for_a_source_that_hangs(monkeypatch):
-    """That of a stream is waited for for minutes, one of files for ever."""
     monkeypatch.setattr("diffusers_lrlab.data.batches._JOIN_SECONDS", 0.01)
     goes_on, ended = threading.Event(), threading.Event()
 

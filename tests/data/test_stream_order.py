@@ -1,7 +1,6 @@
 """Streams: the order of their rows, what is read for it, and sources that fail."""
 
 import itertools
-import json
 from collections import Counter
 
 import datasets
@@ -82,7 +81,6 @@ def test_the_order_is_the_same_on_every_machine():
 
 
 def test_the_first_rows_come_from_most_shards_and_every_epoch_has_another_order():
-    """`skip()` before `shuffle()` froze the order of shards: 600 rows came from the first 4 of 16."""
     epochs = [seen(Shards([500] * 16), range(start, start + 12), buffer=200) for start in (0, 160, 320)]
     assert all(len(epoch[..., 0].unique()) == 16 for epoch in epochs)
     assert not any(torch.equal(*pair) for pair in itertools.combinations(epochs, 2))
@@ -159,21 +157,18 @@ def test_row_groups_of_parquet_are_shards(tmp_path):
     assert sorted(read) == list(range(20))
 
 
-@cases("compression", ["", "gz"])
-def test_shards_of_tar_files_are_counted_once(tmp_path, compression):
+def test_shards_of_tar_files_are_counted_once(tmp_path):
     """Those of damaged and unfinished lines are counted again."""
     for shard in range(2):
-        rows = range(10 * shard, 10 * shard + 10)
-        members = [(f"{number:04}.png", png(number)) for number in rows]
-        folder = write_tar(tmp_path / "data" / f"train-{shard:05}.tar", members, f"w:{compression}")
+        members = [(f"{number:04}.png", png(number)) for number in range(10 * shard, 10 * shard + 10)]
+        folder = write_tar(tmp_path / "data" / f"train-{shard:05}.tar", members, "w:gz")
     data, read = read_levels(folder, image_column="png")
     assert data.train.lengths.tolist() == [10, 10]
     assert sorted(read) == list(range(20))
     (found,) = (tmp_path / "cache" / "lrlab-shard-rows").iterdir()
     whole = found.read_text()
-    first, second = map(json.loads, filter(None, whole.splitlines()))
-    found.write_text(f"{json.dumps(first)}\n{json.dumps([*second[:2], 9])}")
-    assert read_levels(folder, image_column="png")[0].train.lengths.tolist() == [10, 9]
+    found.write_text(whole.replace("10]", "9]"))
+    assert read_levels(folder, image_column="png")[0].train.lengths.tolist() == [9, 9]
     for damaged in ("", "[10]", "{}", '[0, "a", [0'):
         found.write_text(damaged)
         assert read_levels(folder, image_column="png")[0].train.lengths.tolist() == [10, 10]

@@ -82,18 +82,14 @@ def test_its_option_is_in_help_and_on_its_page_and_explained(register, tmp_path)
     assert new == {"| `--count_updates` | Count the updates. | – |", "| `--count_from N` | Begin with this number. | – |"}
     assert "--count_from N" in make_parser().format_help()
     assert "its updates are counted" in explain(HostScript(str(SCRIPTS / "ddpm_script.py")))
-    assert "not here: it calls no backward\n" in explain(script_of(tmp_path, "print()"))
+    assert "not here: it calls no backward" in explain(script_of(tmp_path, "print()"))
 
 
 @pytest.mark.parametrize(
     ("words", "more", "message"),
     [
         (["--count_from=2"], {}, "--count_from 2 has no effect without --count_updates. Add it, or remove --count_from."),
-        (
-            ["--count_updates", "--count_from=10"],
-            {},
-            "--count_from 10: must be a whole number in .1, 9., got 10. Hint: Begin with this",
-        ),
+        (["--count_updates", "--count_from=10"], {}, "--count_from 10: must be a whole number in .1, 9., got 10"),
         (["--count_updates"], {"extra": "none"}, "--count_updates needs no_such_package, not installed here"),
         (["--strict"], {}, "--strict has no effect without one of .*, --find_lr, --count_updates. Add one"),
     ],
@@ -160,18 +156,15 @@ def test_it_is_idle_in_a_range_test_unless_it_acts_there(register, capsys, acts)
     assert f"--find_lr does not train: {named} has no effect on the test." in capsys.readouterr().err
 
 
-# --- --explain -------------------------------------------------------------------------------------------------------
-
-
 def test_each_option_is_explained_in_scripts_of_both_forms(tmp_path):
     """They save no weights, and one does not show the losses of images."""
     for name, expected in (("ddpm", ["--ema"]), ("flow", ["--log_timesteps", "--ema"])):
         text = explain(HostScript(str(SCRIPTS / f"{name}_script.py")))
         assert [line.split()[0] for line in text.splitlines() if "not here" in line] == expected
         assert all(f"  {option} " in text for option in recognisers())
-    text = explain(script_of(tmp_path, "print('hello')\nresume_step = args.resume_from_checkpoint\n"))
+    text = explain(script_of(tmp_path, "print('hello')\n"))
     assert text.count("not here: it ") == len(recognisers()) - 1  # --lr_scheduler acts in modules, too
-    assert "has no known fault" in text
+    assert "By itself" not in text
 
 
 def test_explaining_runs_nothing(tmp_path, capfd):

@@ -3,88 +3,27 @@
 import ast
 import functools
 import importlib
-import pickle
 
 import pytest
 import torch
 import transformers
 from hosts import at_least
 from launched_here import launch_here
-from schedule_rows import BASE, COPIES, Row, close, rows, run
+from schedule_rows import BASE, Row, close, run
 from tables import cases
 from transformers.trainer_utils import SchedulerType
 
-import diffusers_lrlab
 from diffusers_lrlab import get_scheduler, list_schedulers, lr_curve
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.core.spec import format_spec
 from diffusers_lrlab.schedules import scheduler as functions
 from diffusers_lrlab.schedules.registries import SCHEDULERS
 
-optimization = transformers.optimization
 N, WARMUP = 24, 4
-OWN = {
-    *("linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"),
-    *("reduce_lr_on_plateau", "cosine_with_min_lr", "warmup_stable_decay"),
-    *(["cosine_warmup_with_min_lr"] if at_least("transformers", 4, 56) else []),  # 4.49 lacks it
-    *(["greedy"] if at_least("transformers", 5, 4) else []),
-}
-each_row = cases("row", [case for case in rows() if case.values[0].kwargs or case.values[0].name not in OWN])
-NEW = [name for name in list_schedulers() if name not in OWN and "feedback" not in SCHEDULERS[name].traits]
-each_new_name = cases("name", NEW)
+each_name = cases("name", [name for name in list_schedulers() if "feedback" not in SCHEDULERS[name].traits])
 
 
 def check(row, scheduler, optimizer):
     close(run(scheduler, optimizer, N)[:, 0, 0], row.curve(N, WARMUP))
-
-
-# --- by name, in transformers ----------------------------------------------------------------------------------------
-
-
-@each_row
-def test_a_spec_string_runs_the_curve(row):
-    optimizer = row.optimizer()
-    spec = format_spec(row.name, row.kwargs)
-    check(row, transformers.get_scheduler(spec, optimizer, row.warmup(WARMUP), N), optimizer)
-
-
-def test_transformers_own_names_have_its_own_functions():
-    """Those that its module defines, whatever was imported first."""
-    for name in OWN:
-        function = optimization.TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]
-        assert function is vars(optimization)[function.__name__]
-    assert optimization.get_scheduler.__module__ == "transformers.optimization"
-
-
-def test_the_enum_stays_an_enum_of_texts():
-    assert {member.value for member in SchedulerType} >= {*NEW, *OWN}
-    for spec in (*NEW, "rex:d=0.9", "linear:min_lr_ratio=0.1"):
-        member = SchedulerType(spec)
-        assert isinstance(member, str)
-        assert member == spec
-        assert member is SchedulerType(spec) is pickle.loads(pickle.dumps(member))
-        assert pickle.loads(pickle.dumps(optimization.TYPE_TO_SCHEDULER_FUNCTION[member]))
-    assert "rex:d=0.9" not in [member.value for member in SchedulerType], "spec strings are not listed"
-
-
-def test_wrong_names_and_parameters_are_explained():
-    for spec, kwargs, part in (
-        ("cosin", {}, "Did you mean 'cosine'"),
-        ("rex:e=1", {}, "it takes d, min_lr"),
-        ("rex:d=0.9", {"d": 0.8}, "'d' is given twice"),
-    ):
-        with pytest.raises(LabError, match=part):
-            transformers.get_scheduler(spec, Row("rex", {}).optimizer(), WARMUP, N, kwargs)
-    with pytest.raises(ValueError, match="requires `num_training_steps`"):
-        transformers.get_scheduler("rex", Row("rex", {}).optimizer(), WARMUP)
-    for spec in ("adaptive", "reduce_lr_on_plateau:patience=2"):  # whose rate would never change, or stay at that of warm-up
-        with pytest.raises(LabError, match=f"'{spec}' follows a loss, .* Use that name, with lr_scheduler_kwargs"):
-            SchedulerType(spec)
-    with pytest.raises(ValueError, match="3 is not a valid SchedulerType"):
-        SchedulerType(3)
-
-
-# --- transformers.Trainer --------------------------------------------------------------------------------------------
 
 
 class Line(torch.nn.Linear):
@@ -92,18 +31,13 @@ class Line(torch.nn.Linear):
         return {"loss": super().forward(x).square().mean()}
 
 
-def trainer(folder, name, **options):
-    defaults = {"max_steps": N, "warmup_steps": WARMUP, "learning_rate": BASE, "report_to": [], "use_cpu": True}
-    options = {**defaults, "save_strategy": "no", "disable_tqdm": True, "dataloader_pin_memory": False, **options}
-    arguments = transformers.TrainingArguments(str(folder), lr_scheduler_type=name, **options)
-    data = [{"x": torch.ones(1)} for _ in range(8)]
-    return transformers.Trainer(Line(1, 1), arguments, train_dataset=data)
-
-
 def test_trainer_runs_the_curve_with_accumulation_and_resumes(tmp_path):
-    options = {"max_steps": 6, "gradient_accumulation_steps": 2, "save_strategy": "steps", "save_steps": 4}
+    options = {"max_steps": 6, "warmup_steps": WARMUP, "gradient_accumulation_steps": 2, "learning_rate": BASE}
+    options |= {"lr_scheduler_type": "rex", "lr_scheduler_kwargs": {"d": 0.9}, "save_strategy": "steps", "save_steps": 4}
+    options |= {"report_to": [], "use_cpu": True, "disable_tqdm": True, "dataloader_pin_memory": False}
+    arguments = transformers.TrainingArguments(str(tmp_path), **options)
     for done, checkpoint in ((0, None), (4, str(tmp_path / "checkpoint-4"))):
-        made, lrs = trainer(tmp_path, "rex", lr_scheduler_kwargs={"d": 0.9}, **options), []
+        made, lrs = transformers.Trainer(Line(1, 1), arguments, train_dataset=[{"x": torch.ones(1)}] * 8), []
         made.create_optimizer()
         made.optimizer.register_step_pre_hook(lambda optimizer, *_, lrs=lrs: lrs.append(optimizer.param_groups[0]["lr"]))
         made.train(resume_from_checkpoint=checkpoint)
@@ -134,12 +68,9 @@ def test_a_script_with_trainer_under_the_launcher(length, tmp_path, capfd):
     assert "LR audit: 6 updates, every value that follows the clock was as expected.\n" in capfd.readouterr().err
 
 
-# --- the calls of other trainers -------------------------------------------------------------------------------------
-
-
 def by_name_as_in_sd_scripts(name, optimizer, num_decay_steps=0, **kwargs):
     """The call of sd-scripts and musubi-tuner for a name that they do not treat themselves."""
-    function = optimization.TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]
+    function = transformers.optimization.TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(name)]
     clock = {"num_warmup_steps": WARMUP, "num_training_steps": N, "num_decay_steps": num_decay_steps}
     return function(optimizer, **clock, **kwargs)
 
@@ -175,20 +106,13 @@ def test_total_iters_is_the_length(library):
         function(optimizer, num_training_steps=9, total_iters=N)
 
 
-@cases("name", [name for name in list_schedulers() if "feedback" not in SCHEDULERS[name].traits])
+@each_name
 def test_every_schedule_has_a_path(name):
     """Also as OneTrainer's CUSTOM calls it, with a `last_epoch` of -1 in a new run."""
     row = Row(name, {})
     optimizer, warmup = row.optimizer(), row.warmup(WARMUP)
     clock = (f"num_training_steps={N}", f"num_warmup_steps={warmup}", "last_epoch=-1")
     check(row, by_path(f"diffusers_lrlab.get_{name}_schedule", optimizer, *clock), optimizer)
-
-
-def test_onetrainer_resumes_by_last_epoch():
-    """Its schedule is made anew for an optimizer that has an `initial_lr`, with the last update done."""
-    optimizer = torch.optim.SGD([{"params": [torch.zeros(1)], "lr": BASE, "initial_lr": BASE}])
-    scheduler = diffusers_lrlab.get_rex_schedule(optimizer=optimizer, last_epoch=9, num_training_steps=N, d=0.9)
-    close(run(scheduler, optimizer, 5)[:, 0, 0], lr_curve("rex:d=0.9", BASE, 0, N)[10:15])
 
 
 def test_arguments_of_a_command_line_are_read_or_refused():
@@ -203,32 +127,7 @@ def test_arguments_of_a_command_line_are_read_or_refused():
     assert {f"get_{name}_schedule" for name in list_schedulers()} <= {*dir(functions)}
 
 
-# --- what trainers do with a scheduler -------------------------------------------------------------------------------
-
-
-def ways():
-    """The same schedule, made in each way."""
-    clock, of_diffusers = (WARMUP, N), importlib.import_module("diffusers.optimization")
-    for make in (
-        lambda optimizer: get_scheduler("rex:d=0.9", optimizer, *clock),
-        lambda optimizer: transformers.get_scheduler("rex:d=0.9", optimizer, *clock),
-        lambda optimizer: of_diffusers.get_scheduler("rex:d=0.9", optimizer, None, *clock),
-        lambda optimizer: diffusers_lrlab.get_rex_schedule(optimizer, *clock, d=0.9),
-    ):
-        optimizer = torch.optim.SGD([torch.zeros(1)], lr=BASE)
-        yield make(optimizer), optimizer
-
-
-def test_states_load_across():
-    for saved, optimizer in ways():
-        run(saved, optimizer, 10)
-        for copied in COPIES:
-            for loaded, other in ways():
-                loaded.load_state_dict(copied(saved.state_dict()))
-                close(run(loaded, other, 3)[:, 0, 0], lr_curve("rex:d=0.9", BASE, WARMUP, N)[10:13])
-
-
-@each_new_name
+@each_name
 def test_a_scheduler_has_nothing_that_trainers_overwrite(name):
     row = Row(name, {})
     optimizer = row.optimizer()

@@ -45,7 +45,7 @@ def table(examples: Path) -> list[str]:
             else:
                 counts[option] += 1
                 cells.append("run" if name in run else "yes")
-        rows.append(f"| {' | '.join(cells)} | {', '.join(sorted({fault.name for fault in find_faults(script)}))} |")
+        rows.append(f"| {' | '.join(cells)} | {', '.join(sorted({name for name, _ in find_faults(script)}))} |")
     log = ["git", "-C", examples, "log", "-1", "--abbrev=7", "--format=%h of %cs"]
     commit = subprocess.run(log, capture_output=True, text=True, check=True).stdout.strip()
     head = ["script", *(f"`{option}`" for option in RECOGNISERS), "its own faults"]

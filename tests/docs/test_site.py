@@ -10,7 +10,7 @@ import sys
 import printed
 import pytest
 import runs
-from chromium import PROGRAM, Chromium, needs_axe, needs_chromium
+from chromium import Chromium, needs_chromium
 from filelock import FileLock
 from html_checks import mistakes
 
@@ -83,37 +83,37 @@ ASKED = {  # what a newcomer types, and a page that answers it
 @needs_chromium
 def test_pages_fit_a_phone_and_the_search_answers(site, pages):
     """From disk: nothing is asked of the network, nothing sticks out, pictures are there, answers are in the first three."""
-    with Chromium(PROGRAM) as browser:
+    with Chromium() as browser:
         for page in pages:
             for width in (390, 1400):
                 browser.open(page, width=width, mobile=width == 390)
-                assert not browser.evaluate(STICKS_OUT), (page, width)
-            browser.wait(PICTURES)
+                assert not browser.page.evaluate(STICKS_OUT), (page, width)
+            browser.page.wait_for_function(PICTURES)
         for question, page in ASKED.items():
             browser.open(site / "reference/schedules.html")
-            browser.evaluate("document.querySelector('.md-search__input').focus()")
-            browser.call("Input.insertText", text=question)
-            browser.wait(f"{RESULTS}.length > 0")
-            found = browser.evaluate(RESULTS)
+            browser.page.focus(".md-search__input")
+            browser.page.keyboard.insert_text(question)
+            browser.page.wait_for_function(f"{RESULTS}.length > 0")
+            found = browser.page.evaluate(RESULTS)
             assert any(link.startswith((site / page).as_uri()) for link in found), (question, found)
         assert browser.errors == []
         assert all(request.startswith(("file:", "data:")) for request in browser.requests)
 
 
 @needs_mkdocs
-@needs_axe
+@needs_chromium
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pages_can_be_read_by_everybody(pages, scheme):
     """Contrast, texts of pictures, headings, language, names of controls, by the rules of axe-core."""
-    with Chromium(PROGRAM) as browser:
-        browser.set_scheme(scheme)  # which the site remembers: a browser for each
+    with Chromium() as browser:
+        browser.page.emulate_media(color_scheme=scheme)  # which the site remembers: a browser for each
         found = {}
         for page in pages:
             browser.open(page, width=1400)
             if violations := browser.violations(of_colors=scheme == "dark"):
                 found[page.name] = violations
         assert found == {}
-        ground = browser.evaluate("getComputedStyle(document.body).backgroundColor")
+        ground = browser.page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (ground == "rgb(255, 255, 255)") is (scheme == "light")
 
 

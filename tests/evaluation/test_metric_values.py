@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 from accelerate.state import AcceleratorState
+from registrations import restored
 from tables import cases
 
 import diffusers_lrlab.study.report.report as report
 from diffusers_lrlab import register_metric, run_study
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.core.registry import restored
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.evaluation.metrics import compare_samples, evaluate
 from diffusers_lrlab.evaluation.registry import METRICS

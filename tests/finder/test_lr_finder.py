@@ -1,11 +1,13 @@
 """The learning-rate finder: rules on made-up curves, state that comes back, the script, `--learning_rate auto`."""
 
+import dataclasses
 import itertools
 import json
 import math
 import random
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import datasets
 import helpers
@@ -85,7 +87,7 @@ def test_curves_that_do_not_fall_seldom_pass_for_falling(noise):
 
 @pytest.mark.parametrize(("noise", "least"), [(0.1, 40), (0.3, 34)])
 def test_falls_are_seen_through_the_noise_of_single_batches(noise, least):
-    """Of 40 % of the loss; 3 times the noise of single readings, which was asked for once, are 90 % of it in the second."""
+    """Falls of 40 % of the loss."""
     x = np.linspace(-7, -0.8, 250)
     curve = 1 - 0.4 / (1 + np.exp(-3 * (x + 3))) + 0.4 * 10 ** (2 * (x + 1.2))
     rng = np.random.default_rng(0)
@@ -120,27 +122,23 @@ def test_a_range_test_of_a_function_of_the_rate():
     assert "the loss was 11 times its minimum" in sweep.ended
     assert "not finite" in range_test(lambda lr: math.inf, settings).ended
 
-    def overflows(lr):
-        raise NoFiniteGradient
-
-    sweep = range_test(overflows, settings)
+    sweep = range_test(Mock(side_effect=NoFiniteGradient), settings)
     assert (sweep.num_updates, len(sweep.losses)) == (0, 0)
     assert "no fp16 gradient was finite at a rate of 1e-06" in sweep.ended
 
 
-@cases(("losses", "reason", "is_noise"), [
-    (np.full(101, np.nan), "not finite from the start", False),
-    (np.where(np.arange(101) < 3, 1.0, np.nan), "known at 3 rates only", False),
-    (np.ones(101), "does not fall between", False), (1 + fall(-4)[::-1], "does not fall and rises", False),
-    (1 + 0.001 * fall(-4), "does not fall between", False),
-    (1 + 0.05 * np.random.default_rng(0).standard_normal(101), "by more than the noise of independent losses", True),
-    (0.2 + fall(-2, width=4), "still falls at the highest rate, 0.01", False),
+@cases(("losses", "reason"), [
+    (np.full(101, np.nan), "not finite from the start"),
+    (np.where(np.arange(101) < 3, 1.0, np.nan), "known at 3 rates only"),
+    (np.ones(101), "does not fall between"), (1 + fall(-4)[::-1], "does not fall and rises"),
+    (1 + 0.001 * fall(-4), "does not fall between"),
+    (1 + 0.05 * np.random.default_rng(0).standard_normal(101), "by more than the noise of independent losses"),
+    (0.2 + fall(-2, width=4), "still falls at the highest rate, 0.01"),
 ])  # fmt: skip
-def test_refusals(losses, reason, is_noise):
+def test_refusals(losses, reason):
     suggestion = minimum_tenth(LRS, losses)
     assert suggestion.lr is None is suggestion.interval
     assert reason in suggestion.reason
-    assert suggestion.is_noise is is_noise
 
 
 def test_input_that_is_no_curve():
@@ -155,19 +153,15 @@ def test_a_curve_that_ends_before_its_minimum():
     assert "the last rate with a finite loss" in suggestion.reason
 
 
-@given(st.lists(st.floats(0.01, 100) | st.just(math.nan), min_size=1, max_size=40))
-def test_a_suggestion_is_of_the_range_or_none(losses):
+@given(st.lists(st.floats(0.01, 100) | st.just(math.nan), min_size=1, max_size=40), st.floats(0.1, 10))
+def test_a_suggestion_is_of_the_range_or_none_and_has_no_unit(losses, unit):
     suggestion = minimum_tenth(np.geomspace(1e-6, 1e-1, len(losses)), losses)
     assert suggestion.reason
     if suggestion.lr is not None:
         assert 1e-7 * 0.99 <= suggestion.interval[0] <= suggestion.lr * 1.0001
         assert suggestion.lr <= suggestion.interval[1] * 1.0001 <= 1e-1 * 1.001
-
-
-@given(st.floats(0.1, 10), st.floats(1e-3, 1e3))
-def test_the_suggestion_has_no_unit(stretch, scale):
-    expected = stretch * minimum_tenth(LRS, VALLEY).lr
-    assert minimum_tenth(LRS * stretch, VALLEY * scale).lr == pytest.approx(expected, rel=1e-6)
+    expected = unit * minimum_tenth(LRS, VALLEY).lr
+    assert minimum_tenth(LRS * unit, VALLEY * 100 * unit).lr == pytest.approx(expected, rel=1e-6)
 
 
 def test_several_tests_are_combined():
@@ -176,7 +170,7 @@ def test_several_tests_are_combined():
     assert both.lr == pytest.approx(1e-3)
     assert both.interval == pytest.approx((5e-5, 2e-2))
     assert combine(some[:1]) == some[0]
-    assert combine([some[0], Suggestion(None, "why not", is_noise=True)]) == Suggestion(None, "why not", is_noise=True)
+    assert combine([some[0], Suggestion(None, "why not")]) == Suggestion(None, "why not")
     assert combine([]).lr is None
 
 
@@ -184,6 +178,13 @@ def test_several_tests_are_combined():
 
 
 def test_settings_follow_the_optimizer_and_are_checked():
+    config = TrainingConfig(**POINTS, output_dir="run")
+    with pytest.raises(LabError, match=r"repeats='3' of FinderConfig\(\): must be a whole number, got '3'"):
+        FinderConfig(repeats="3")
+    with pytest.raises(LabError, match=r"settings=.* of find_lr\(\): must be a FinderConfig or None, got "):
+        find_lr(config, {"num_updates": 20})
+    with pytest.raises(LabError, match=r"--scale_lr is for training and has no effect on the finder. Leave it out\."):
+        find_lr_for_folder(dataclasses.replace(config, scale_lr="sqrt"))
     assert resolve_settings(FinderConfig(), "adamw").start_lr == 1e-7
     assert resolve_settings(FinderConfig(), "sgd:momentum=0.8").end_lr == pytest.approx(1.0)
     with pytest.raises(LabError, match="'prodigy' finds its learning rate by itself"):
@@ -208,8 +209,8 @@ POINTS = {
 MLP = {"dimension": 2, "hidden_size": 64, "num_layers": 1, "embedding_size": 16}
 
 
-def make_trainer(folder, model=None, **options):
-    return helpers.make_trainer(folder, POINTS | options, model or MLP)
+def make_trainer(folder, model=MLP, **options):
+    return helpers.make_trainer(folder, POINTS | options, model)
 
 
 CASES = {
@@ -230,7 +231,7 @@ DIGITS = {key: value for key, value in runs.TINY_UNET.items() if key != "_class_
 @pytest.mark.parametrize("name", CASES)
 def test_everything_is_as_it_was(tmp_path, name):
     """In the middle of a run, which goes on as if nothing had been."""
-    model = DIGITS if "dataset_name" in CASES[name] else None
+    model = DIGITS if "dataset_name" in CASES[name] else MLP
     trainers = [make_trainer(tmp_path / str(number), model, **CASES[name]) for number in range(2)]
     for trainer in trainers:
         torch.manual_seed(0)  # of dropout, which draws from the one generator of this process
@@ -304,13 +305,10 @@ def test_timesteps_are_spread_and_noise_comes_in_pairs(tmp_path, monkeypatch):
 
 def test_bands_take_turns_at_their_own_rates(tmp_path, monkeypatch):
     trainer, seen = make_trainer(tmp_path, timestep_lr="banded:factors=[1|3]"), []
-    do_update = trainer.do_update
-
-    def watched(images):
-        seen.append((trainer.run.objective.draw(trainer.run.update), trainer.run.optimizer.param_groups[0]["lr"]))
-        return do_update(images)
-
-    monkeypatch.setattr(trainer, "do_update", watched)
+    run = trainer.run
+    monkeypatch.setattr(
+        trainer, "do_update", lambda _: seen.append((run.objective.draw(run.update), run.current_lr)) or True
+    )
     range_test_of(trainer, FinderConfig(start_lr=1e-4, end_lr=2e-4, num_updates=10))
     (one, one_lr), (other, other_lr) = sorted(seen[:2], key=lambda pair: pair[1])
     assert (one < 10).all() != (other < 10).all()
@@ -373,14 +371,6 @@ def test_from_python(tmp_path):
     assert found["suggestion"]["reason"] == result.suggestion.reason
 
 
-def test_errors_from_python_name_the_argument():
-    config = TrainingConfig(**POINTS, output_dir="run")
-    with pytest.raises(LabError, match=r"repeats='3' of FinderConfig\(\): must be a whole number, got '3'"):
-        find_lr(config, FinderConfig(repeats="3"))
-    with pytest.raises(LabError, match=r"settings=.* of find_lr\(\): must be a FinderConfig or None, got "):
-        find_lr(config, {"num_updates": 20})
-
-
 # --- commands --------------------------------------------------------------------------------------------------------
 
 
@@ -388,25 +378,6 @@ def of_points(folder):
     """Options of a small model."""
     (folder / "mlp.json").write_text(json.dumps({"_class_name": "MLPDenoiser", **MLP}))
     return ["--dataset_name=moons", f"--model_config_name_or_path={folder / 'mlp.json'}"]
-
-
-@pytest.fixture(scope="module")
-def auto(tmp_path_factory):
-    """The finder by its script, a run that takes its rate by itself, and one that is given this rate."""
-    base = tmp_path_factory.mktemp("auto")
-    options = [*of_points(base), "--train_batch_size=64"]
-    options += ["--num_validation_images=200", "--distance_samples=200", "--eval_batch_size=50", "--ddpm_num_steps=20"]
-    options += ["--num_inference_steps=20", "--lr_scheduler=rex"]
-    status, shown, warned = started.run(FIND_LR, *options, f"--output_dir={base}/found", env=runs.environment())
-    assert status == 0, warned
-    train = [*options, "--max_train_steps=20", "--logging_steps=1", "--checkpointing_steps=10"]
-    told = started.run(runs.SCRIPT, *train, "--learning_rate=auto", f"--output_dir={base}/auto", env=runs.environment())
-    assert told[0] == 0, told[2]
-    lr = runs.read_record(base / "auto")["config"]["learning_rate"]
-    runs.run(*train, f"--learning_rate={lr!r}", f"--output_dir={base}/given")
-    runs.run(*train, f"--learning_rate={lr!r}", f"--output_dir={base}/found")
-    runs.run(*train, "--learning_rate=auto", f"--output_dir={base}/auto", "--resume_from_checkpoint=checkpoint-10")
-    return base, shown, warned, told[1], lr
 
 
 def test_a_result_is_of_its_run_alone(tmp_path):
@@ -418,36 +389,31 @@ def test_a_result_is_of_its_run_alone(tmp_path):
 
 
 @pytest.mark.slow
-def test_auto_takes_what_the_script_finds_and_says_why(auto):
-    base, shown, warned, told, lr = auto
+def test_auto_takes_what_the_script_finds_and_trains_as_with_a_given_rate(tmp_path):
+    """Also resumed, and in a folder with the finder's result, which the card shows."""
+    options = [*of_points(tmp_path), "--train_batch_size=64", "--num_validation_images=200", "--distance_samples=200"]
+    options += ["--eval_batch_size=50", "--ddpm_num_steps=20", "--num_inference_steps=20", "--lr_scheduler=rex"]
+    status, shown, warned = started.run(FIND_LR, *options, f"--output_dir={tmp_path}/found", env=runs.environment())
+    assert status == 0, warned
     assert "and not the finder: --eval_batch_size, --distance_samples, --lr_scheduler, " in warned
-    assert json.loads((base / "found/lrlab/lr_finder.json").read_text())["learning_rate"] == lr
+    train = [*options, "--max_train_steps=20", "--logging_steps=1", "--checkpointing_steps=10"]
+    auto = [*train, "--learning_rate=auto", f"--output_dir={tmp_path}/auto"]
+    status, told, error = started.run(runs.SCRIPT, *auto, env=runs.environment())
+    assert status == 0, error
+    lr = runs.read_record(tmp_path / "auto")["config"]["learning_rate"]
+    assert json.loads((tmp_path / "found/lrlab/lr_finder.json").read_text())["learning_rate"] == lr
     assert f"Suggested learning rate: {lr:.2g} (" in shown
     assert f"Learning rate {lr:g}, as the finder suggests." in told
-    assert "a tenth of" in told
-
-
-@pytest.mark.slow
-def test_a_run_after_the_finder_is_one_without_it_and_its_card_shows_it(auto):
-    base, *_ = auto
-    names = ("auto", "given", "found")
-    assert len({(base / name / "denoiser/diffusion_pytorch_model.safetensors").read_bytes() for name in names}) == 1
-    losses = [[row["loss"] for row in runs.read_metrics(base / name)[0]] for name in names]
+    runs.run(*auto, "--resume_from_checkpoint=checkpoint-10")
+    for name in ("given", "found"):
+        runs.run(*train, f"--learning_rate={lr!r}", f"--output_dir={tmp_path / name}")
+    folders = [tmp_path / name for name in ("auto", "given", "found")]
+    assert len({(path / "denoiser/diffusion_pytorch_model.safetensors").read_bytes() for path in folders}) == 1
+    losses = [[row["loss"] for row in runs.read_metrics(path)[0]] for path in folders]
     assert losses[0] == losses[1] == losses[2]
-    for name in ("auto", "found"):
-        card = (base / name / "README.md").read_text()
-        assert "The finder's test before the run (3 times" in card
-        assert "lrlab/lr_finder.png" in card
-        assert (base / name / "lrlab/lr_finder.png").exists()
-    assert "finder" not in (base / "given/README.md").read_text()
-
-
-def test_an_option_of_training_is_refused_by_the_script(tmp_path):
-    status, _, told = started.run(FIND_LR, "--scale_lr=sqrt", f"--output_dir={tmp_path / 'run'}", env=runs.environment())
-    assert status == 2
-    assert "--scale_lr is for training and has no effect on the finder. Leave it out." in told
-    assert "Traceback" not in told
-    assert not (tmp_path / "run").exists()
+    cards = [(path / "README.md").read_text() for path in folders]
+    assert ["The finder's test before the run (3 times" in card for card in cards] == [True, False, True]
+    assert [(path / "lrlab/lr_finder.png").exists() for path in folders] == [True, False, True]
 
 
 @pytest.mark.slow

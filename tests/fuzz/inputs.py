@@ -145,6 +145,6 @@ def studies(draw):
     arms |= draw(st.dictionaries(st.sampled_from(["a", "b", "--", 1]), arm, max_size=2))
     spec = {"base": {"max_train_steps": 10}, "arms": arms, "datasets": ["dino"]}
     keys = ["title", "base", "arms", "datasets", "seeds", "learning_rates", "baseline", "metrics", "primary_metric"]
-    keys += ["tune", "evaluation_points", "speedup_metric", "x"]
+    keys += ["tune", "evaluation_points", "x"]
     spec |= draw(st.dictionaries(st.sampled_from(keys), _values(), max_size=3))
     return draw(_mutated(yaml.safe_dump(spec, sort_keys=False)))

@@ -6,7 +6,6 @@ than a minute, an option that was given and is not there.
 
 import contextlib
 import json
-import shlex
 import signal
 import tempfile
 import time
@@ -22,7 +21,7 @@ from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.study.spec.expansion import expand, expand_tuning
 from diffusers_lrlab.study.spec.reading import load_spec
 from diffusers_lrlab.training.arguments import parse_arguments, parse_with, read_yaml
-from diffusers_lrlab.training.config import as_command
+from diffusers_lrlab.training.config import TrainingConfig, as_call
 from diffusers_lrlab.training.prepare import resolve_and_check
 
 SECONDS = 60  # that a case may take
@@ -77,9 +76,9 @@ def _arguments(given):
 
 
 def _check_repeated(config, resolved):
-    """What is printed and recorded as the command of a run asks for the same run."""
-    again = resolve_and_check(parse_arguments(shlex.split(as_command(config))[2:], ""))
-    assert again == resolved, "the recorded command asks for another run"
+    """What is recorded as the call of a run asks for the same run."""
+    again = resolve_and_check(eval(as_call(config), {"train": lambda config: config, "TrainingConfig": TrainingConfig}))
+    assert again == resolved, "the recorded call asks for another run"
 
 
 def _configuration(text):

@@ -66,10 +66,10 @@ def test_a_run_on_points_loads_by_its_id_with_and_without_this_package(tmp_path)
         repo = hub.model("user/circle")
         assert [message[:11] for message in repo.messages] == ["initial com", "4 updates: "]
         assert metadata_errors(repo.files["README.md"].decode()) == []
-        expected = {"pipeline.py", "denoiser/config.json", "denoiser/diffusers_lrlab.py", "lrlab/trajectory.png"}
-        assert expected <= set(repo.files)
-        assert not any(path.startswith("checkpoint") for path in repo.files)
-        assert "points" in ModelCard(repo.files["README.md"].decode()).data.tags
+        card = ModelCard(repo.files["README.md"].decode())
+        plots = {*re.findall(r"!\[.*?\]\((.*?)\)", card.text)}
+        assert {"pipeline.py", "denoiser/config.json", "denoiser/diffusers_lrlab.py"} | plots <= set(repo.files)
+        assert ("lrlab/trajectory.png" in plots, "points" in card.data.tags) == (True, True)
         made = []
         for load in ("import diffusers_lrlab; how = {}", "how = dict(custom_pipeline=source, trust_remote_code=True)"):
             code = f"""
@@ -99,7 +99,6 @@ def test_pushes_what_a_user_needs_and_nothing_else(pushed):
         *(f"lrlab/{name}.png" for name in ("loss", "lr", "progress", "samples", "timesteps")),
         *(f"lrlab/{name}" for name in ("metrics.jsonl", "timesteps.parquet", "run.json")),
     }
-    # The rest exists, or leaving it out would be no achievement.
     left = " ".join({path.relative_to(folder).as_posix() for path in folder.rglob("*")} - set(repo.files))
     for name in ("checkpoint-2/", "state.pt", ".npy", "logs/"):
         assert name in left
@@ -112,31 +111,7 @@ def test_pushes_what_a_user_needs_and_nothing_else(pushed):
     assert [line.strip() for line in there if line not in here] == ["source:", f"url: {url}", "name: lrlab/run.json"]
 
 
-@pytest.mark.slow
-def test_loads_by_its_id_without_this_package(pushed, tmp_path):
-    folder, hub = pushed
-    code = """
-import sys
-import numpy as np, torch
-from diffusers import DDPMPipeline
-
-images = []
-for source in sys.argv[1:]:
-    pipeline = DDPMPipeline.from_pretrained(source)
-    generator = torch.Generator().manual_seed(7)
-    images.append(pipeline(batch_size=3, generator=generator, num_inference_steps=2, output_type="np").images)
-assert "diffusers_lrlab" not in sys.modules
-assert images[0].shape == (3, 8, 8, 1) and images[0].std() > 0
-assert np.array_equal(*images)
-"""
-    example = example_in(hub.model("user/digits").files["README.md"].decode())
-    assert '"user/digits"' in example
-    code += f"{example}\nassert len(images) == 16 and images[0].size == (8, 8)"
-    run_fresh("-c", code, "user/digits", folder, env=hub.env, cwd=tmp_path)
-    assert ("GET", f"/user/digits/resolve/{hub.model('user/digits').head}/model_index.json") in hub.requests
-
-
-# What the script does first of all when it is to push; without its imports, which take longer than the rest.
+# Without the imports of the script, which take longer than the rest.
 CHECK = """
 import sys
 from diffusers_lrlab.core.errors import LabError

@@ -21,22 +21,6 @@ def python(code, hub, cwd, *arguments):
 # --- uploads ---------------------------------------------------------------------------------------------------------
 
 
-def test_of_a_run_only_what_a_user_needs_goes_up(folders, hub, tmp_path):
-    result = lrlab("push", folders / "run", "--repo_id", "digits", "--private", env=hub.env, cwd=tmp_path)
-    repo = hub.model("user/digits")
-    assert repo.private
-    assert re.search(r"Uploaded: http://127.0.0.1:\d+/user/digits/commit/[0-9a-f]{40}", result.stdout)
-    top = {".gitattributes", "README.md", "lrlab", "manifest.json", "model_index.json", "unet"}
-    assert {path.split("/")[0] for path in repo.files} == top
-    assert b'from_pretrained("user/digits")' in repo.files["README.md"]
-    assert repo.messages[1] == "2408 updates: accelerate launch training_scripts/train_ddpm.py --lr_scheduler cosine"
-    # Weights go the way of large files, and are the same there.
-    weights = "unet/diffusion_pytorch_model.safetensors"
-    assert repo.files[weights] == (folders / "run" / weights).read_bytes()
-    assert hub.count(r"^PUT /lfs/") == 2
-    assert hub.count(r"^POST .*/commit/main") == 1
-
-
 @pytest.mark.slow
 def test_what_is_stale_goes_and_what_is_not_ours_stays(folders, hub, tmp_path):
     hub.put("user/digits", {"LICENSE": b"mine", "denoiser/old.safetensors": b"old", "lrlab/old.png": b"old"})
@@ -86,9 +70,7 @@ def test_a_study_is_a_data_set_of_its_summary(folders, hub, tmp_path):
 
 
 def test_every_committed_card_is_valid_and_its_links_lead_somewhere(folders):
-    cards = [*ROOT.glob("model_cards/*/README.md"), folders / "dino" / "README.md"]
-    assert len(cards) >= 3
-    for card in cards:
+    for card in [*ROOT.glob("model_cards/*/README.md"), folders / "dino" / "README.md"]:
         text = card.read_text(encoding="utf-8")
         assert metadata_errors(text) == [], card
         for link in re.findall(r"\]\(([^)#]+?)\)", text):

@@ -7,6 +7,7 @@ they are the same ones.
 import itertools
 import json
 import sys
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -43,6 +44,14 @@ class Watched(TorchDispatchMode):
         super().__init__()
         self.found = []
 
+    @contextmanager
+    def around(self, monkeypatch):
+        """Also those that are not dispatched."""
+        with monkeypatch.context() as patch, self:
+            for name in AROUND:
+                patch.setattr(torch.Tensor, name, _noted(name, self.found))
+            yield
+
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function._schema.name.removeprefix("aten::")
         by_mask = name == "index" and any(each is not None and each.dtype == torch.bool for each in args[1])
@@ -77,17 +86,11 @@ def reads_of(folder, monkeypatch, **options):
     trainer.set_training()
     watched = Watched()
     for update, images in enumerate(itertools.islice(trainer.batches(0, range(5)), 5)):
-        with monkeypatch.context() as patch:
-            if update >= 2:  # optimizers make their state in the first one
-                for name in AROUND:
-                    patch.setattr(torch.Tensor, name, _noted(name, watched.found))
-                with watched:
-                    trainer.run.write_rates()
-                    trainer.do_update(images)
-                    trainer.run.advance()
-            else:
-                trainer.do_update(images)
-                trainer.run.advance()
+        # Optimizers make their state in the first one.
+        with watched.around(monkeypatch) if update >= 2 else nullcontext():
+            trainer.run.write_rates()
+            trainer.do_update(images)
+            trainer.run.advance()
     return watched.found
 
 
@@ -103,9 +106,7 @@ def test_an_update_of_a_stack_reads_nothing(tmp_path, monkeypatch):
     updates, counts = Stack(members, torch.device("cpu"), fuse=False).updates(), []
     for _ in range(8):
         watched = Watched()
-        with monkeypatch.context() as patch, watched:
-            for name in AROUND:
-                patch.setattr(torch.Tensor, name, _noted(name, watched.found))
+        with watched.around(monkeypatch):
             next(updates)
         counts.append(len(watched.found))
     assert [bool(count) for count in counts] == [False, False, False, True, False, False, False, True]

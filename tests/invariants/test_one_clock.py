@@ -1,6 +1,7 @@
-"""Law 1 and law 4: how an update's images are shared out changes neither the schedule nor the gradient."""
+"""One clock and batch split: how an update's images are shared out changes neither schedule, timesteps nor gradient."""
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import runs
 import torch
@@ -36,17 +37,9 @@ def folders(tmp_path_factory):
 def run_in(base, processes, accumulation, micro_batch, run=runs.run):
     """The folder of a run of this layout."""
     folder = base / f"{processes}-{accumulation}"
-    run(
-        *runs.tiny_arguments(base),
-        f"--output_dir={folder}",
-        f"--train_batch_size={micro_batch}",
-        f"--gradient_accumulation_steps={accumulation}",
-        f"--max_train_steps={NUM_UPDATES}",
-        f"--lr_warmup_steps={WARMUP}",
-        f"--learning_rate={PEAK}",
-        f"--checkpointing_steps={NUM_UPDATES}",
-        processes=processes,
-    )
+    layout = {"train_batch_size": micro_batch, "gradient_accumulation_steps": accumulation, "output_dir": folder}
+    length = {"max_train_steps": NUM_UPDATES, "lr_warmup_steps": WARMUP, "checkpointing_steps": NUM_UPDATES}
+    run(*runs.tiny_arguments(base, learning_rate=PEAK, **layout, **length), *runs.FOLLOWING, processes=processes)
     return folder
 
 
@@ -73,7 +66,7 @@ def test_the_curve_is_the_one_asked_for(folders, layout):
 def test_losses_gradients_and_weights_agree(folders, layout):
     """In float32 the order of summation differs, and Adam divides small differences by small numbers."""
     reference, rows = runs.read_metrics(folders[1, 1]), runs.read_metrics(folders[layout])
-    for key, rtol in (("loss", 1e-4), ("grad_norm", 1e-3)):
+    for key, rtol in (("loss", 1e-4), ("unweighted_loss", 1e-4), ("grad_norm", 1e-3)):
         np.testing.assert_allclose([row[key] for row in rows[0]], [row[key] for row in reference[0]], rtol=rtol, err_msg=key)
     for key in ("validation_loss", "validation_loss_ema"):
         np.testing.assert_allclose([row[key] for row in rows[1]], [row[key] for row in reference[1]], rtol=1e-4)
@@ -88,6 +81,18 @@ def test_losses_gradients_and_weights_agree(folders, layout):
     assert torch.linalg.norm(gradients[0] - gradients[1]) < 1e-3 * torch.linalg.norm(gradients[0])
 
 
+@cases("layout", [layout[:2] for layout in LAYOUTS[1:]])
+def test_timesteps_agree(folders, layout):
+    expected, found = (pq.read_table(folders[key] / "lrlab/timesteps.parquet").to_pandas() for key in ((1, 1), layout))
+    expected, found = (rows[rows.num_samples.notna()] for rows in (expected, found))
+    assert len(expected) == 4 * NUM_UPDATES
+    for key in ("update", "bin", "num_samples", "share"):
+        np.testing.assert_array_equal(found[key], expected[key])
+    assert (found.groupby("update").num_samples.sum() == 16).all()
+    for key in ("asked_share", "loss_mean", "loss_variance"):
+        np.testing.assert_allclose(found[key], expected[key], rtol=1e-3, atol=1e-6)
+
+
 def mean_gradient(checkpoint):
     """AdamW's first moment: the mean of the (clipped) gradients so far, latest most."""
     state = load_state(checkpoint)["optimizer"]["state"]
@@ -96,29 +101,17 @@ def mean_gradient(checkpoint):
 
 def test_epochs_give_the_same_clock(tmp_path):
     """1,781 training images in batches of 512: 2 epochs are ceil(2 * 1781 / 512) = 7 updates."""
-    runs.run(
-        *runs.tiny_arguments(tmp_path),
-        f"--output_dir={tmp_path / 'run'}",
-        "--num_epochs=2",
-        "--train_batch_size=128",
-        "--gradient_accumulation_steps=2",
-        "--lr_warmup_steps=2",
-        "--lr_scheduler=linear",
-        processes=2,
-    )
+    options = {"num_epochs": 2, "train_batch_size": 128, "gradient_accumulation_steps": 2, "lr_warmup_steps": 2}
+    options |= {"lr_scheduler": "linear", "output_dir": tmp_path / "run"}
+    runs.run(*runs.tiny_arguments(tmp_path, **options), processes=2)
     rows, _ = runs.read_metrics(tmp_path / "run")
     expected = np.array([0, 0.5, 1, 0.8, 0.6, 0.4, 0.2]) * 1e-3
     np.testing.assert_allclose([row["lr"] for row in rows], expected, rtol=1e-12)
 
 
 def test_no_warm_up_starts_at_the_peak(tmp_path):
-    runs.run(
-        *runs.tiny_arguments(tmp_path),
-        f"--output_dir={tmp_path / 'run'}",
-        "--max_train_steps=2",
-        "--train_batch_size=4",
-        "--lr_warmup_steps=0",
-    )
+    options = {"max_train_steps": 2, "train_batch_size": 4, "lr_warmup_steps": 0, "output_dir": tmp_path / "run"}
+    runs.run(*runs.tiny_arguments(tmp_path, **options))
     rows, _ = runs.read_metrics(tmp_path / "run")
     assert [row["lr"] for row in rows] == pytest.approx([1e-3, 0.5e-3], rel=1e-12)
 

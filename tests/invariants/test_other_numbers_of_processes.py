@@ -1,11 +1,10 @@
-"""A run that goes on with fewer processes, at the same global batch, ends like one of one process throughout."""
+"""A run that goes on with other processes and micro-batches, at the same global batch, ends like one that did not change."""
 
 import json
 
 import pytest
 import runs
 import torch
-from safetensors.torch import load_file
 
 ARGUMENTS = """--dataset_name=moons --max_train_steps=12 --checkpointing_steps=4 --checkpoints_total_limit=0
     --logging_steps=1 --num_validation_images=0 --eval_batch_size=4 --distance_samples=0 --ddpm_num_steps=20
@@ -24,28 +23,24 @@ def in_float64():
     trainer.to_device = lambda batch, device: to_device(batch, device).map(torch.Tensor.double)
 
 
-def weights_of(folder, name):
-    return load_file(folder / "checkpoint-12" / name / "diffusion_pytorch_model.safetensors")
-
-
 @pytest.mark.slow
 def test_four_then_two_then_one_process(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
 
     def train(folder, processes, *more):
-        arguments = [*ARGUMENTS, f"--model_config_name_or_path={tmp_path / 'config.json'}", f"--output_dir={folder}", *more]
-        arguments.append(f"--train_batch_size={BATCH // processes}")
-        runs.run(*arguments, processes=processes, before=in_float64)
+        arguments = [*ARGUMENTS, f"--model_config_name_or_path={tmp_path / 'config.json'}", f"--output_dir={folder}"]
+        runs.run(*arguments, f"--train_batch_size={BATCH // processes}", *more, processes=processes, before=in_float64)
         return folder
 
     alone, fewer = train(tmp_path / "alone", 1), tmp_path / "fewer"
     train(fewer, 4)
     train(fewer, 2, "--resume_from_checkpoint=checkpoint-4")  # drops what came after it
-    train(fewer, 1, "--resume_from_checkpoint=checkpoint-8")
+    halves = ("--gradient_accumulation_steps=2", f"--train_batch_size={BATCH // 2}")
+    train(fewer, 1, "--resume_from_checkpoint=checkpoint-8", *halves)
     assert [len(runs.read_record(fewer)["run"]["starts"]), runs.read_record(fewer)["train"]["num_processes"]] == [3, 1]
     for name in ("denoiser", "denoiser_ema"):
-        expected, found = weights_of(alone, name), weights_of(fewer, name)
-        start = load_file(alone / "checkpoint-4" / name / "diffusion_pytorch_model.safetensors")
+        expected, found = (runs.read_weights(folder / "checkpoint-12" / name) for folder in (alone, fewer))
+        start = runs.read_weights(alone / "checkpoint-4" / name)
         assert expected.keys() == found.keys()
         for key, value in expected.items():
             assert found[key].dtype == torch.float64

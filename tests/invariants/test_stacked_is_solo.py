@@ -1,7 +1,6 @@
-"""Laws 3 and 4 for stacks: a member sees what it would see by itself, becomes what it would become, and disturbs nobody.
+"""Stacked = solo: a member sees what it would see by itself, becomes what it would become, and disturbs no other.
 
-Whatever the registries hold is an arm of one stack, on data sets and with seeds in turn; each is compared with a run by the
-ordinary trainer. A new entry is tested by being registered.
+Whatever the registries hold is an arm of one stack, on data sets and with seeds in turn, compared with a run by the trainer.
 """
 
 import functools
@@ -226,14 +225,13 @@ ARMS = {
 SWEEPS = {torch.float64: (None, EXACT), torch.float32: (FIRST, CLOSE)}
 
 
-@pytest.fixture(scope="module", params=[torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=str)
+@pytest.fixture(scope="module", params=[torch.float64, torch.float32], ids=str)
 def sweep(request):
     """All of them as one stack; beside it how far it was trained, and the tolerance."""
     last, tolerance = SWEEPS[request.param]
     return dict(zip(ARMS, run_stack(ARMS.values(), last, request.param), strict=True)), request.param, last, tolerance
 
 
-@pytest.mark.slow
 @cases("name", ARMS)
 def test_whatever_can_be_chosen_is_the_same_in_a_stack(sweep, tmp_path, name):
     members, dtype, last, tolerance = sweep
@@ -271,6 +269,14 @@ def assert_same_log(member, trainer, rtol):
         assert found == pytest.approx(wanted, rel=rtol)
 
 
+def assert_as_alone(member, options, folder, last=None):
+    """In float64, it is what the run becomes by itself."""
+    trainer = run_solo(options, folder, last, torch.float64)
+    assert_same_inputs(member, trainer)
+    assert difference(member, trainer) <= EXACT
+    assert_same_log(member, trainer, 1e-6)
+
+
 def test_the_feedback_schedules_did_react(sweep):
     """Otherwise their validations would not have been compared above."""
     members, dtype, _, _ = sweep
@@ -294,10 +300,7 @@ def test_other_objectives(tmp_path, objective):
     ]
     arms = [{**arm, "objective": objective} for arm in (arms if "flow" in objective else arms[:2])]
     for place, member in enumerate(run_stack(arms, FIRST, torch.float64)):
-        trainer = run_solo(arms[place], tmp_path / str(place), FIRST, torch.float64)
-        assert_same_inputs(member, trainer)
-        assert difference(member, trainer) <= EXACT
-        assert_same_log(member, trainer, 1e-6)
+        assert_as_alone(member, arms[place], tmp_path / str(place), FIRST)
 
 
 def test_states_in_eight_bits(tmp_path):
@@ -313,7 +316,7 @@ def test_states_in_eight_bits(tmp_path):
 
 # --- long runs, ends, divergence -------------------------------------------------------------------------------------------
 
-LONG = {"logging_steps": 50, "validation_steps": 40}
+LONG = {"logging_steps": 50, "validation_steps": 40, "max_train_steps": 400}
 FOLLOWING = {"timestep_sampler": "loss_second_moment", "loss_weighting": "learned_log_variance"}
 MIXED = [
     {},
@@ -331,20 +334,10 @@ MIXED = [
 ]
 
 
-@pytest.fixture(scope="module", params=[130, pytest.param(400, marks=pytest.mark.slow)])
-def mixed(request):
-    long = {**LONG, "max_train_steps": request.param}
-    return run_stack([{**long, **options} for options in MIXED], dtype=torch.float64), long
-
-
-@pytest.mark.slow
-@cases("place", range(len(MIXED)))
-def test_hundreds_of_updates(mixed, tmp_path, place):
-    members, long = mixed
-    trainer = run_solo({**long, **MIXED[place]}, tmp_path, dtype=torch.float64)
-    assert_same_inputs(members[place], trainer)
-    assert difference(members[place], trainer) <= EXACT
-    assert_same_log(members[place], trainer, 1e-6)
+def test_hundreds_of_updates(tmp_path):
+    arms = [{**LONG, **options} for options in MIXED]
+    for place, member in enumerate(run_stack(arms, dtype=torch.float64)):
+        assert_as_alone(member, arms[place], tmp_path / str(place))
 
 
 @cases(
@@ -369,48 +362,25 @@ def test_members_that_end_early_leave(tmp_path):
     arms = [{"max_train_steps": steps, "seed": steps} for steps in (60, 20, 33, 20)]
     members = run_stack(arms, dtype=torch.float64)
     for place, (member, options) in enumerate(zip(members, arms, strict=True)):
-        trainer = run_solo(options, tmp_path / str(place), dtype=torch.float64)
         assert member.run.update == options["max_train_steps"]
-        assert_same_inputs(member, trainer)
-        assert difference(member, trainer) <= EXACT
-        assert_same_log(member, trainer, 1e-6)
+        assert_as_alone(member, options, tmp_path / str(place))
     assert bits(members[0]) == bits(run_stack(arms[:1], dtype=torch.float64)[0])
 
 
 def test_micro_batches_are_one_batch(tmp_path):
     """A stack computes all points of an update at once; a member of 2 x 16 is one of 32, and both are the trainer's."""
-    halves, whole = run_stack(
-        [{"gradient_accumulation_steps": 2, "train_batch_size": 16}, {"train_batch_size": 32}], dtype=torch.float64
-    )
+    halves, whole = run_stack([{"gradient_accumulation_steps": 2, "train_batch_size": 16}, {}], dtype=torch.float64)
     assert bits(halves) == bits(whole)
-    trainer = run_solo({"train_batch_size": 32}, tmp_path, dtype=torch.float64)
-    assert_same_inputs(halves, trainer)
-    assert difference(halves, trainer) <= EXACT
-
-
-SIDE_BY_SIDE = [
-    {},
-    {"seed": 1},
-    {"optimizer": "sgd", "dataset_name": "line"},
-    {"loss_weighting": "min_snr", "max_grad_norm": 0.05},
-    {"timestep_sampler": "loss_second_moment:history=2", "dataset_name": "circle"},
-    {"momentum_scheduler": "mdlrc", "lr_scheduler": "constant", "seed": 2},
-    {"timestep_lr": "banded:factors=[1|2]"},
-    {"optimizer": "rmsprop", "seed": 1},
-    {"ema": "constant:decay=0.5,update_every=2", "seed": 1},
-]
+    assert_as_alone(halves, {}, tmp_path)
 
 
 def test_neither_number_nor_order_changes_a_bit():
-    expected = [bits(member) for member in run_stack(SIDE_BY_SIDE, FIRST)]
+    expected = [bits(member) for member in run_stack(MIXED, FIRST)]
     for number in (1, 2, 3, 5):
-        some = run_stack(SIDE_BY_SIDE[:number], FIRST)
+        some = run_stack(MIXED[:number], FIRST)
         assert [bits(member) for member in some] == expected[:number], f"{number} side by side"
-    backwards = run_stack(SIDE_BY_SIDE[::-1], FIRST)
+    backwards = run_stack(MIXED[::-1], FIRST)
     assert [bits(member) for member in backwards] == expected[::-1]
-
-
-# --- batched steps --------------------------------------------------------------------------------------------------------
 
 
 BATCHED = {

@@ -1,4 +1,4 @@
-"""The laws of the other files, for runs whose timesteps, weights and noise are anything but plain."""
+"""Resuming, rates by noise level and a curriculum, for runs whose timesteps, weights and noise are anything but plain."""
 
 import json
 import shutil
@@ -8,39 +8,21 @@ import pyarrow.parquet as pq
 import pytest
 import runs
 import torch
-from continued_runs import assert_same, assert_same_end, load_state
-from safetensors.torch import load_file
+from continued_runs import assert_same_end, load_state
+from trainer_states import assert_same
 
 from diffusers_lrlab.timesteps.bands import TimestepLR
 
 pytestmark = pytest.mark.slow
 
 NUM_UPDATES = 12
-WEIGHTS = "diffusion_pytorch_model.safetensors"
-
-# Everything that has a state or looks at the whole batch. With eight timesteps the sampler is warm after a few updates.
-FOLLOWING = [
-    "--timestep_sampler=loss_second_moment:history=1",
-    "--ddpm_num_steps=8",
-    "--loss_weighting=learned_log_variance",
-    "--noise=immiscible",
-    "--log_timestep_bins=4",
-]
 
 
-def start(base, name, *arguments, dropout=0.0, batch=32, logging=4, processes=1):
+def start(base, name, *arguments, dropout=0.0, batch=32, logging=4):
     """A run into a folder of its own; returns the folder."""
-    small = [each for each in runs.tiny_arguments(base, dropout) if not each.startswith("--logging_steps")]
-    runs.run(
-        *small,
-        f"--output_dir={base / name}",
-        f"--max_train_steps={NUM_UPDATES}",
-        f"--train_batch_size={batch}",
-        f"--logging_steps={logging}",
-        "--validation_steps=6",
-        *arguments,
-        processes=processes,
-    )
+    options = {"output_dir": base / name, "max_train_steps": NUM_UPDATES, "train_batch_size": batch}
+    options |= {"logging_steps": logging, "validation_steps": 6}
+    runs.run(*runs.tiny_arguments(base, dropout, **options), *arguments)
     return base / name
 
 
@@ -48,14 +30,11 @@ def timestep_rows(folder):
     return pq.read_table(folder / "lrlab" / "timesteps.parquet")
 
 
-# --- resuming --------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def whole_and_resumed(tmp_path_factory):
     """A run, and a copy of it that went on from its checkpoint at update 5, between two rows of the log."""
     base = tmp_path_factory.mktemp("resumed")
-    arguments = [*FOLLOWING, "--timestep_grad_every=3", "--checkpointing_steps=5", "--checkpoints_total_limit=0"]
+    arguments = [*runs.FOLLOWING, "--timestep_grad_every=3", "--checkpointing_steps=5", "--checkpoints_total_limit=0"]
     arguments.append("--ema=power_function:update_every=2")
     whole = start(base, "whole", *arguments, dropout=0.2)
     shutil.copytree(whole, base / "copy")
@@ -96,46 +75,6 @@ def test_what_follows_the_losses_did_move(whole_and_resumed):
     assert max(shares) > 1.1 * min(shares)
 
 
-# --- layouts ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def layouts(tmp_path_factory):
-    """32 images an update at once, and by two processes with two micro-batches each."""
-    base = tmp_path_factory.mktemp("layouts")
-    whole = start(base, "whole", *FOLLOWING, logging=1)
-    return whole, start(base, "split", *FOLLOWING, "--gradient_accumulation_steps=2", batch=8, logging=1, processes=2)
-
-
-def test_losses_do_not_depend_on_how_the_batch_is_shared_out(layouts):
-    expected, found = map(runs.read_metrics, layouts)
-    assert [row["update"] for row in found[0]] == [*range(NUM_UPDATES)]
-    for key, rtol in (("loss", 1e-4), ("unweighted_loss", 1e-4), ("grad_norm", 1e-3)):
-        np.testing.assert_allclose([row[key] for row in found[0]], [row[key] for row in expected[0]], rtol, err_msg=key)
-    values = [[row["validation_loss"] for row in rows[1]] for rows in (found, expected)]
-    np.testing.assert_allclose(*values, rtol=1e-4)
-
-
-def test_timesteps_do_not_depend_on_how_the_batch_is_shared_out(layouts):
-    expected, found = (
-        [row for row in timestep_rows(folder).to_pylist() if row["num_samples"] is not None] for folder in layouts
-    )
-    assert len(expected) == 4 * NUM_UPDATES
-    for key in ("update", "bin", "num_samples", "share"):
-        assert [row[key] for row in found] == [row[key] for row in expected], key
-    assert {sum(row["num_samples"] for row in found if row["update"] == update) for update in range(NUM_UPDATES)} == {32}
-    for key in ("asked_share", "loss_mean", "loss_variance"):
-        values = [[math_nan(row[key]) for row in rows] for rows in (found, expected)]
-        np.testing.assert_allclose(*values, rtol=1e-3, atol=1e-6, err_msg=key)
-
-
-def math_nan(value):
-    return float("nan") if value is None else value
-
-
-# --- a learning rate for each band -----------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     return start(tmp_path_factory.mktemp("plain"), "run", "--checkpointing_steps=12", logging=1)
@@ -160,13 +99,10 @@ def test_each_update_is_done_at_the_rate_of_its_band(plain, tmp_path):
     assert runs.read_record(folder)["train"]["schedule_audit"]["largest_lr_deviation"] == 0
 
 
-# --- what is plain training under another name -----------------------------------------------------------------------
-
-
 def test_a_curriculum_without_strength_is_plain_training(plain, tmp_path):
     folder = start(tmp_path, "run", "--timestep_sampler=clts:lambda_max=0", "--checkpointing_steps=12", logging=1)
-    for part in (f"checkpoint-12/unet/{WEIGHTS}", f"unet/{WEIGHTS}"):
-        assert_same(load_file(plain / part), load_file(folder / part), part)
+    for part in ("checkpoint-12/unet", "unet"):
+        assert_same(runs.read_weights(plain / part), runs.read_weights(folder / part), part)
     assert (plain / "lrlab/metrics.jsonl").read_text() == (folder / "lrlab/metrics.jsonl").read_text()
     config = json.loads((folder / "lrlab" / "run.json").read_text())["config"]
     assert (config["timestep_sampler"], config["timestep_sampler_kwargs"]["lambda_max"]) == ("clts", 0)

@@ -12,6 +12,7 @@ import runs
 import torch
 from accelerate.state import AcceleratorState
 from diffusers import ConfigMixin, DDPMPipeline, DiffusionPipeline, ModelMixin, UNet2DModel
+from registrations import restored
 from safetensors.torch import load_file
 from tables import cases
 
@@ -121,7 +122,7 @@ def test_what_cannot_be_is_said_before_training(options, message, gated):
 
 def test_stacks_are_for_the_default(gated):
     spec = SimpleNamespace(config=resolve_config(TrainingConfig(**SMALL)))
-    assert not_stackable(spec, None) == "stacks need an MLPDenoiser, and its denoiser is 'gated'"
+    assert not_stackable(spec, None) == "stacks need an MLPDenoiser, and its model is a GatedDenoiser"
 
 
 class NotInAFile(ModelMixin, ConfigMixin):
@@ -146,7 +147,7 @@ def test_a_class_of_diffusers_is_registered_as_it_is(tmp_path):
     """Neither is it renamed, nor is its file copied beside the weights, which diffusers loads by itself."""
     channels = Parameter("block_out_channels", list, (32, 32, 32, 32), "channels of each level", items=int)
     home = UNet2DModel.__module__
-    with DENOISERS.temporarily():
+    with restored(DENOISERS):
         about = {"description": "diffusers' UNet", "source": "diffusers"}
         assert register_denoiser("unet", **about, parameters=(channels,))(UNet2DModel) is UNet2DModel
         run = tmp_path / "run"

@@ -61,8 +61,7 @@ def test_groups_of_an_optimizer():
     scaled = ("blocks.0.weight", "blocks.1.weight", "output.weight")
     assert [*map(id, groups[1]["params"])] == [id(named[name]) for name in scaled]
     (alone,) = width_groups(named, width_of(model, 128), 1e-3)
-    assert alone["lr"] == 1e-3
-    assert [*map(id, alone["params"])] == [*map(id, model.parameters())]
+    assert (alone["lr"], [*map(id, alone["params"])]) == (1e-3, [*map(id, model.parameters())])
 
 
 @pytest.mark.parametrize("make", [make_mlp, make_dit])

@@ -1,47 +1,50 @@
-"""Flow matching against its formulas: noise, time, target, loss, gradients, whole runs; and what contradicts it."""
+"""Flow matching against its formulas: noise, time, target, loss, whole runs and their pipelines; and what contradicts it."""
 
+import json
+import math
+
+import diffusers
+import numpy as np
+import pytest
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
-from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
-from helpers import load_data_once
+from diffusers import DDPMPipeline, DDPMScheduler, DiffusionPipeline, FlowMatchEulerDiscreteScheduler
+from helpers import make_trainer
+from runs import TINY_UNET, read_metrics, read_record
 from tables import cases
 
-from diffusers_lrlab import MLPDenoiser, TrainingConfig
+from diffusers_lrlab import MLPDenoiser, PointDDPMPipeline, TrainingConfig
+from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.objective.process import make_process
 from diffusers_lrlab.objective.processes import DDPM, FlowMatching
+from diffusers_lrlab.run.train import train
+from diffusers_lrlab.study.context import StudyContext
+from diffusers_lrlab.study.results import StudyFolder
+from diffusers_lrlab.study.spec.expansion import expand
+from diffusers_lrlab.study.spec.reading import load_spec
+from diffusers_lrlab.study.stacked.stacks import split_into_stacks
+from diffusers_lrlab.timesteps.noise_levels import flow_levels
 from diffusers_lrlab.training.arguments import parse_arguments
-from diffusers_lrlab.training.model import given_model_config
-from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.resolve import resolve_config
-from diffusers_lrlab.training.run_folder import RunFolder
-from diffusers_lrlab.training.trainer import Trainer
 
 SHIFTS = [1.0, 3.0, 0.5]
+SMALL = {
+    **{"dataset_name": "line", "max_train_steps": 20, "train_batch_size": 16, "num_validation_images": 500},
+    **{"distance_samples": 500, "eval_batch_size": 8, "num_inference_steps": 5, "checkpointing_steps": 10},
+}
 
 
-def plain_losses(model, data, noise, timesteps, num_steps, shift):
-    """The formulas, without the package; sigma in float32, as diffusers has it."""
-    tau = (timesteps + 1).float() / num_steps
-    sigma = shift * tau / (1 + (shift - 1) * tau)
-    noisy = (1 - sigma[:, None]) * data + sigma[:, None] * noise
-    error = model(noisy, sigma * num_steps).sample - (noise - data)
-    return error.square().mean(1)
-
-
-def make_trainer(folder, **options):
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
     MLPDenoiser(hidden_size=16, embedding_size=8, num_layers=1).save_config(folder)
-    small = {"dataset_name": "moons", "max_train_steps": 50, "train_batch_size": 32, "num_validation_images": 0}
-    small |= {"model_config_name_or_path": str(folder), "num_inference_steps": 3, "use_ema": False}
-    config = resolve_config(TrainingConfig(**small, output_dir=str(folder / "run"), **options))
-    data = load_data_once(config)
-    plan = make_plan(config, data, given_model_config(config))
-    AcceleratorState._reset_state(reset_partial_state=True)
-    return Trainer(plan, data, Accelerator(cpu=True), RunFolder(folder / "run"))
+    return SMALL | {"model_config_name_or_path": str(folder)}
 
 
-def test_a_run_is_a_plain_loop_over_the_same_data_noise_and_timesteps(tmp_path, monkeypatch):
-    trainer, drawn = make_trainer(tmp_path, objective="flow_matching:shift=2", learning_rate=1e-3), []
+def test_a_run_is_a_plain_loop_over_the_same_data_noise_and_timesteps(tiny, tmp_path, monkeypatch):
+    options = {"max_train_steps": 50, "learning_rate": 1e-3, "num_validation_images": 0, "use_ema": False}
+    options |= {"objective": "flow_matching:shift=2", "checkpointing_steps": 1000}
+    trainer, drawn = make_trainer(tmp_path / "run", tiny | options), []
     model = MLPDenoiser.from_config(trainer.run.model.config)
     model.load_state_dict(trainer.run.model.state_dict())
     losses = FlowMatching.losses
@@ -61,7 +64,11 @@ def test_a_run_is_a_plain_loop_over_the_same_data_noise_and_timesteps(tmp_path, 
     optimizer = torch.optim.AdamW(model.parameters(), betas=betas, weight_decay=weight_decay, eps=config.adam_epsilon)
     for data, noise, timesteps, found, lr in drawn:
         optimizer.param_groups[0]["lr"] = lr
-        expected = plain_losses(model, data, noise, timesteps, 100, 2.0)
+        # The formulas, without the package; sigma in float32, as diffusers has it.
+        tau = (timesteps + 1).float()[:, None] / 100
+        sigma = 2 * tau / (1 + tau)
+        error = model((1 - sigma) * data + sigma * noise, sigma.flatten() * 100).sample - (noise - data)
+        expected = error.square().mean(1)
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
         expected.mean().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
@@ -99,23 +106,6 @@ def test_times_between_timesteps_have_the_sigma_that_is_there(shift):
     torch.testing.assert_close(between[0], expected)
 
 
-@cases("timestep", [0, 10, 19])
-@cases("shape", [(3,), (1, 4, 4)])
-def test_a_perfect_prediction_has_no_loss_and_implies_the_noise(timestep, shape):
-    process = make_process("flow_matching", num_steps=20, shift=3.0, is_bounded=False)
-    data, noise = torch.randn(2, 4, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    timesteps, prediction = torch.full((4,), timestep), noise - data
-    assert process.prediction_losses(prediction, data, noise, timesteps).abs().max() == 0
-    twice = process.prediction_losses(2 * prediction, data, noise, timesteps)
-    torch.testing.assert_close(twice, prediction.square().flatten(1).mean(1), rtol=1e-12, atol=0)
-    sigma = max(process.levels.snr[timestep], 1e-12) ** -0.5
-    scaled = data + sigma * noise
-    torch.testing.assert_close(
-        process.model_input(scaled, sigma), process.add_noise(data, noise, timesteps), rtol=0, atol=1e-5
-    )
-    torch.testing.assert_close(process.predicted_noise(prediction, scaled, sigma), noise, rtol=0, atol=1e-9)
-
-
 def test_half_precision_predictions_are_compared_in_float32():
     process = make_process("flow_matching", num_steps=20, shift=1.0, is_bounded=False)
     data, noise, timesteps = torch.randn(4, 3), torch.randn(4, 3), torch.arange(4)
@@ -134,9 +124,6 @@ def test_sampling_asks_for_no_time_that_was_not_trained(shift):
         scheduler.set_timesteps(num)
         assert scheduler.timesteps.max() == trained.max()
         assert scheduler.timesteps.min() >= trained.min() * min(1, shift) * (1 - 1e-4)
-
-
-# --- options ----------------------------------------------------------------------------------------------------------
 
 
 @cases(
@@ -172,3 +159,77 @@ def test_another_scheduler_beside_the_model_contradicts(saved, message):
     assert found.startswith(message)
     (found,) = DDPM(DDPMScheduler(20)).contradictions({"_class_name": "FlowMatchEulerDiscreteScheduler"})
     assert found.startswith("is a FlowMatchEulerDiscreteScheduler, which is for flow matching. Choose --objective flow_mat")
+
+
+@pytest.mark.slow
+def test_it_is_trained_evaluated_carded_loaded_and_resumes_only_itself(tiny, tmp_path):
+    options = {**tiny, "logging_steps": 1, "output_dir": str(tmp_path / "flow")}
+    finished = train(TrainingConfig(**options, objective="flow_matching:shift=3"))
+    rows, validations = read_metrics(finished)
+    assert rows[-1]["update"] == 19
+    assert validations[-1]["validation_loss"] > 0
+    record = read_record(finished)
+    assert record["config"]["objective"] == "flow_matching"
+    assert record["config"]["objective_kwargs"] == {"shift": 3.0, "num_steps": 100}
+    assert math.isfinite(record["train"]["results"]["exact_kl"])
+    card = (finished / "README.md").read_text()
+    assert "| Objective | `flow_matching` |\n| Noise schedule | 100 timesteps, shift 3 |" in card
+
+    pipeline = DiffusionPipeline.from_pretrained(finished)
+    assert isinstance(pipeline.scheduler, FlowMatchEulerDiscreteScheduler)
+    pipeline.set_progress_bar_config(disable=True)
+    assert np.isfinite(pipeline(num_points=4, num_inference_steps=5).points).all()
+
+    for other in ({}, {"objective": "flow_matching"}):
+        with pytest.raises(LabError, match="  --objective"):
+            train(TrainingConfig(**options, **other, resume_from_checkpoint="checkpoint-10"))
+
+
+def test_a_stack_has_one_objective(tiny, tmp_path):
+    arms = {"flow": {"objective": "flow_matching"}, "shifted": {"objective": "flow_matching:shift=3"}}
+    arms = {"ddpm": {}, **arms, "other": {"lr_scheduler": "rex"}}
+    base = {name: value for name, value in tiny.items() if name not in ("dataset_name", "eval_batch_size")}
+    study = {"title": "Objectives", "base": base, "arms": arms, "datasets": ["line"], "seeds": 1, "evaluation_points": 2}
+    runs = expand(load_spec(study | {"metrics": ["energy_distance"]}))
+    stacks = split_into_stacks(runs, StudyContext(StudyFolder(tmp_path / "study"), 8))
+    assert [[run.arm for run in stack] for stack in stacks] == [["ddpm", "other"], ["flow"], ["shifted"]]
+
+
+@pytest.mark.slow
+def test_images_are_a_pipeline_of_diffusers_alone(tmp_path):
+    (tmp_path / "model.json").write_text(json.dumps(TINY_UNET))
+    options = {"max_train_steps": 2, "train_batch_size": 4, "num_validation_images": 4, "distance_samples": 0}
+    options |= {"eval_batch_size": 2, "num_inference_steps": 2, "preflight": False}
+    options |= {"model_config_name_or_path": str(tmp_path / "model.json"), "output_dir": str(tmp_path / "run")}
+    train(TrainingConfig(**options, objective="flow_matching:base_resolution=4"))
+    index = json.loads((tmp_path / "run" / "model_index.json").read_text())
+    assert {library for library, _ in (index[name] for name in ("unet", "scheduler"))} == {"diffusers"}
+    pipeline = DDPMPipeline.from_pretrained(tmp_path / "run")
+    assert type(pipeline) is getattr(diffusers, index["_class_name"]) is DDPMPipeline
+    assert pipeline.scheduler.config.shift == 2.0
+    pipeline.set_progress_bar_config(disable=True)
+    assert pipeline(batch_size=2, num_inference_steps=3, output_type="np").images.shape == (2, 8, 8, 1)
+
+
+def test_previews_are_of_an_objective_and_refuse_what_it_decides(capsys):
+    assert main(["preview", "--objective=flow_matching", "--loss_weighting=sigma_sqrt"]) == 0
+    assert "1e+06" in capsys.readouterr().out
+    assert main(["preview", "--objective=flow_matching", "--loss_weighting=p2", "--prediction_type=epsilon"]) == 2
+    assert "must be left out beside --objective flow_matching" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0])
+def test_frames_of_points_say_how_many_timesteps_are_left(shift):
+    scheduler = FlowMatchEulerDiscreteScheduler(num_train_timesteps=100, shift=shift)
+    pipeline = PointDDPMPipeline(MLPDenoiser(hidden_size=8), scheduler)
+    output = pipeline(num_points=4, num_inference_steps=5, num_frames=6)
+    assert list(output.frame_timesteps) == [100, 80, 60, 40, 20, 0]
+
+
+@pytest.mark.parametrize("shift", [0.1, 0.4, 1 / 3, 3.0])
+def test_the_noisiest_timestep_is_noise_alone_also_after_sampling(shift):
+    scheduler = FlowMatchEulerDiscreteScheduler(num_train_timesteps=1000, shift=shift)
+    levels = flow_levels(scheduler)
+    assert levels.alphas_cumprod[-1] == 0
+    scheduler.set_timesteps(10)
+    np.testing.assert_array_equal(flow_levels(scheduler).alphas_cumprod, levels.alphas_cumprod)

@@ -52,9 +52,6 @@ def test_noise_has_mean_0_and_is_not_constant(name):
     assert noise.flatten(1).std(dim=1).min() > 0.5
 
 
-# --- immiscible ------------------------------------------------------------------------------------------------------
-
-
 @cases("seed", range(5))
 def test_the_assignment_has_the_smallest_sum_of_distances(seed):
     noise, images = randn(5, 1, 2, 2, seed=seed), randn(5, 1, 2, 2, seed=100 + seed)
@@ -68,9 +65,6 @@ def test_the_assignment_has_the_smallest_sum_of_distances(seed):
     assert tuple(order) == best
 
 
-# --- offset ----------------------------------------------------------------------------------------------------------
-
-
 @cases("shape", SHAPES.values(), ids=SHAPES)
 def test_offset_adds_one_number_to_each_image_and_channel(shape):
     noise = randn(*shape)
@@ -81,9 +75,6 @@ def test_offset_adds_one_number_to_each_image_and_channel(shape):
     # 20,000 independent constants: their variance is known to 1 in 100.
     noise = offset(randn(20_000, 1, 4, 4), None, generator(1), 0.5)
     assert noise.mean(dim=(2, 3)).var().item() == pytest.approx(1 / 16 + 0.25, rel=0.05)
-
-
-# --- pyramid ---------------------------------------------------------------------------------------------------------
 
 
 @cases("shape", SHAPES.values(), ids=SHAPES)
@@ -105,8 +96,6 @@ def test_pyramid_noise_has_more_power_at_low_frequencies_and_ends_at_one_pixel()
     assert torch.equal(levels[4], levels[100])
     assert not torch.equal(levels[3], levels[4])
 
-
-# --- shared out over micro-batches and processes ---------------------------------------------------------------------
 
 GLOBAL_BATCH = 24  # one and a half of the blocks that noise is drawn in
 

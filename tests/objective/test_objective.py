@@ -5,6 +5,7 @@ from itertools import cycle
 import pytest
 import torch
 from diffusers import DDPMScheduler
+from registrations import restored
 from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
@@ -27,7 +28,7 @@ def make_objective(layout=None, **options):
 
 
 def test_a_users_noise_draws_from_its_generator_alone():
-    with NOISES.temporarily():
+    with restored(NOISES):
         register = register_noise("own", description="a test's", source="none")
         register(lambda noise, images, generator: noise + 0 * torch.rand(noise.shape))
         with pytest.raises(LabError, match="draws global random numbers"):

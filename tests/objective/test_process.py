@@ -1,4 +1,4 @@
-"""The noise process: conversions between predictions, and what models must return."""
+"""The noise process: conversions between predictions, what models must return, and the options of the objective."""
 
 import re
 from types import SimpleNamespace
@@ -7,40 +7,52 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DDPMScheduler
+from registrations import restored
+from tables import cases
 
-from diffusers_lrlab import LabError
+from diffusers_lrlab import LabError, TrainingConfig
+from diffusers_lrlab.core.registry import Parameter
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.evaluation.held_out import ValidationLoss
 from diffusers_lrlab.objective.process import OBJECTIVES, make_process
 from diffusers_lrlab.objective.processes import DDPM
+from diffusers_lrlab.training.arguments import parse_arguments
+from diffusers_lrlab.training.resolve import resolve_config
 
-PREDICTION_TYPES = ["epsilon", "sample", "v_prediction"]
+PROCESSES = {
+    prediction: DDPM(DDPMScheduler(1000, prediction_type=prediction)) for prediction in ("epsilon", "sample", "v_prediction")
+}
+PROCESSES["flow"] = make_process("flow_matching", num_steps=20, shift=3.0, is_bounded=False)
 
 
-@pytest.mark.parametrize("prediction_type", PREDICTION_TYPES)
-def test_a_perfect_prediction_has_no_loss_and_implies_the_noise(prediction_type):
-    process = DDPM(DDPMScheduler(1000, prediction_type=prediction_type))
-    data, noise = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    for timestep in (0, 500, 999):
+@cases("prediction_type", PROCESSES)
+@cases("shape", [(3,), (1, 4, 4)])
+def test_a_perfect_prediction_has_no_loss_and_implies_the_noise(prediction_type, shape):
+    process = PROCESSES[prediction_type]
+    data, noise = torch.randn(2, 4, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for timestep in (0, process.num_train_timesteps // 2, process.num_train_timesteps - 1):
         timesteps = torch.full((4,), timestep)
-        target = {"epsilon": noise, "sample": data, "v_prediction": process.scheduler.get_velocity(data, noise, timesteps)}
+        target = {"epsilon": noise, "sample": data, "flow": noise - data}
+        if prediction_type == "v_prediction":
+            target["v_prediction"] = process.scheduler.get_velocity(data, noise, timesteps)
         prediction = target[prediction_type]
-        assert process.prediction_losses(prediction, data, noise, timesteps).abs().max() < 1e-6
-        sigma = process.levels.snr[timestep] ** -0.5
-        scaled = data + sigma * noise
-        close = {"rtol": 1e-4, "atol": 1e-4}
-        torch.testing.assert_close(process.model_input(scaled, sigma), process.add_noise(data, noise, timesteps), **close)
-        torch.testing.assert_close(process.predicted_noise(prediction, scaled, sigma), noise, **close)
+        is_exact = prediction_type == "flow"  # DDPM's table is float32
+        assert process.prediction_losses(prediction, data, noise, timesteps).abs().max() <= (0 if is_exact else 1e-6)
+        sigma = max(process.levels.snr[timestep], 1e-12) ** -0.5
+        scaled, noisy = data + sigma * noise, process.add_noise(data, noise, timesteps)
+        found = process.predicted_noise(prediction, scaled, sigma)
+        torch.testing.assert_close(process.model_input(scaled, sigma), noisy, rtol=0, atol=1e-5 if is_exact else 1e-4)
+        torch.testing.assert_close(found, noise, rtol=0, atol=1e-9 if is_exact else 1e-4)
 
 
-@pytest.mark.parametrize("prediction_type", PREDICTION_TYPES)
+@cases("prediction_type", PROCESSES)
 def test_the_built_in_weights_are_those_of_the_loss(prediction_type):
-    process = DDPM(DDPMScheduler(10, prediction_type=prediction_type))
-    data, noise, timesteps = torch.zeros(10, 2), torch.zeros(10, 2), torch.arange(10)
-    losses = process.prediction_losses(torch.ones(10, 2), data, noise, timesteps)
+    process = PROCESSES[prediction_type]
+    num = process.num_train_timesteps
+    losses = process.prediction_losses(torch.ones(num, 2), torch.zeros(num, 2), torch.zeros(num, 2), torch.arange(num))
     np.testing.assert_allclose(losses.numpy(), process.built_in_weights, rtol=1e-5)
-    for times in (timesteps, torch.tensor([0.25, 8.5])):
-        assert process.model_time(times) is times
+    for times in (torch.arange(num), torch.tensor([0.25, 8.5])):
+        assert (process.model_time(times) is times) == (prediction_type != "flow")
 
 
 class Answer(torch.nn.Module):
@@ -95,9 +107,58 @@ def test_a_noise_schedule_that_diffusers_lacks_is_an_error_with_a_remedy():
 
 
 def test_what_is_no_process_is_refused():
-    with OBJECTIVES.temporarily():
+    with restored(OBJECTIVES):
         OBJECTIVES.register("none_at_all", description="", source="")(lambda num_steps, is_bounded: num_steps)
         with pytest.raises(LabError, match="'none_at_all' must return an object of a subclass of NoiseProcess"):
             make_process("none_at_all", num_steps=4, is_bounded=True)
     with pytest.raises(LabError, match="Unknown objective 'dpm'. Did you mean 'ddpm'"):
         make_process("dpm", is_bounded=False)
+
+
+DEFAULTS = {"beta_schedule": "linear", "prediction_type": "epsilon", "num_steps": 1000}
+
+
+@cases(
+    ("arguments", "expected"),
+    [
+        ([], {}),
+        (["--objective=ddpm:num_steps=50", "--ddpm_num_steps=50"], {"num_steps": 50}),
+        (["--objective_kwargs", '{"beta_schedule": "sigmoid"}'], {"beta_schedule": "sigmoid"}),
+        (["--ddpm_beta_schedule=sigmoid"], {"beta_schedule": "sigmoid"}),
+        (["--prediction_type=sample"], {"prediction_type": "sample"}),
+        (["--dataset_name=moons", "--objective=ddpm:num_steps=7"], {"num_steps": 7}),
+    ],
+)
+def test_flags_and_spec_strings_are_parameters_of_one_objective(arguments, expected):
+    config = resolve_config(parse_arguments(arguments, ""))
+    assert config.objective == "ddpm"
+    assert config.objective_kwargs == DEFAULTS | expected
+    assert config.num_train_timesteps == config.objective_kwargs["num_steps"]
+    assert (config.ddpm_num_steps, config.ddpm_beta_schedule, config.prediction_type) == (None, None, None)
+    assert resolve_config(config) == config
+
+
+@cases(
+    ("options", "message"),
+    [
+        ({"objective": "ddpm:num_steps=50", "ddpm_num_steps": 60}, "twice: as --ddpm_num_steps 60 and as num_steps=50"),
+        ({"objective": "flow_matching", "ddpm_num_steps": 60}, "--ddpm_num_steps 60 has no effect on --objective flow_mat"),
+        ({"num_inference_steps": 60, "objective": "ddpm:num_steps=50"}, "must be at most 50, the timesteps, got 60"),
+        ({"objective": "flow_matching:shift=0"}, r"shift=0 of 'flow_matching': must be a number in \(0, 1000\]"),
+        ({"objective": "flow_matching:shift=3,base_resolution=4"}, "base_resolution=4 .* left out beside shift=3"),
+        ({"objective": "flow_matching:base_resolution=4", "dataset_name": "moons"}, "beside data without a resolution"),
+    ],
+)
+def test_contradictions_are_refused(options, message):
+    with pytest.raises(LabError, match=message):
+        resolve_config(TrainingConfig(**options))
+
+
+def test_another_objective_has_the_timesteps_of_the_kind_of_data_and_a_folder_of_its_own():
+    parameters = (Parameter("shift", float, 1.0, "shift", "(0, inf)"),)
+    with OBJECTIVES.temporarily():
+        OBJECTIVES.register("other", description="", source="", parameters=parameters)("nowhere:Nothing")
+        config = resolve_config(TrainingConfig(objective="other:shift=2", dataset_name="moons"))
+    assert (config.objective, config.objective_kwargs) == ("other", {"shift": 2.0, "num_steps": 100})
+    assert config.output_dir == "other-moons"
+    assert parse_arguments(["--ddpm-num-inference-steps=7"], "").num_inference_steps == 7

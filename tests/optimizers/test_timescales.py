@@ -10,7 +10,6 @@ import torch
 from tables import cases
 
 from diffusers_lrlab import LabError, TrainingConfig, get_optimizer
-from diffusers_lrlab.core.registry import Parameter
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.optimizers.timescales import (
     DecayTimescale,
@@ -44,9 +43,6 @@ def settings(optimizer, name):
     held = [{"beta2": group.get("betas", (0, 0))[1]} | group for group in optimizer.param_groups]
     (value,) = {group[name] for group in held if group[name]}
     return value
-
-
-# --- formulas ---------------------------------------------------------------------------------------------------------
 
 
 @cases("batches, beta2", [((64, 1), 0.9), ((64, 512), 0.99999), ((1, 64), 0.999), ((96, 100), 0.99)])
@@ -97,9 +93,6 @@ def test_every_rule_that_can_be_asked_for_is_known():
         assert scaling_warning(rule, OPTIMIZERS["sgd"]) is None
 
 
-# --- optimizers -------------------------------------------------------------------------------------------------------
-
-
 @cases("name", with_a_replacement_of("beta2"))
 def test_a_half_life_reaches_the_optimizer(name):
     optimizer = made(f"{name}:beta2_half_life=5000", images_per_update=16)
@@ -121,20 +114,6 @@ def test_without_them_records_stay_as_they_were():
     assert OPTIMIZERS["adamw"].resolve(given) == given
 
 
-def test_optimizers_of_others_may_have_such_names():
-    taken = {}
-
-    def make(params, lr, tau, beta2_half_life):
-        taken.update(tau=tau, beta2_half_life=beta2_half_life)
-        return torch.optim.SGD(params, lr)
-
-    own = (Parameter("tau", float, 0.5, "a time"), Parameter("beta2_half_life", float, None, "another one"))
-    with OPTIMIZERS.temporarily():
-        OPTIMIZERS.register("own", description="a test's", source="a test", parameters=own)(make)
-        get_optimizer("own:beta2_half_life=3", parameters(), 1e-3)
-    assert taken == {"tau": 0.5, "beta2_half_life": 3.0}
-
-
 @cases(
     ("spec", "images", "message"),
     [
@@ -149,9 +128,6 @@ def test_optimizers_of_others_may_have_such_names():
 def test_wrong_requests(spec, images, message):
     with pytest.raises(LabError, match=message):
         get_optimizer(spec, parameters(), 1e-3, images_per_update=images)
-
-
-# --- runs -------------------------------------------------------------------------------------------------------------
 
 
 @cases("layout", [(16, 4), (4, 1)])

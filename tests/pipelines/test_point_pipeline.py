@@ -6,11 +6,10 @@ import sys
 
 import numpy as np
 import pytest
-import started
 import torch
 from diffusers import DDIMScheduler, DDPMScheduler, DiffusionPipeline, DPMSolverMultistepScheduler, EulerDiscreteScheduler
 from helpers import peak_of
-from hub_server import HubServer
+from runs import environment
 from tables import cases
 
 from diffusers_lrlab import MLPDenoiser, PointDDPMPipeline
@@ -92,21 +91,12 @@ def test_wrong_arguments_are_named(wrong):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A saved pipeline, the same on a Hub, and points that it makes."""
+    """A saved pipeline, and points that it makes."""
     folder = tmp_path_factory.mktemp("saved")
     pipeline = pipeline_of()
     pipeline.save_pretrained(folder / "pipeline")
     np.save(folder / "points.npy", pipeline(num_points=5, generator=seeded(7)).points)
-    with HubServer(folder / "hf_home", {"hf_token": "user"}) as hub:
-        code = f"""
-import diffusers_lrlab
-from diffusers import DiffusionPipeline
-DiffusionPipeline.from_pretrained({str(folder / "pipeline")!r}).push_to_hub("user/points")
-diffusers_lrlab.MLPDenoiser.from_pretrained({str(folder / "pipeline")!r}, subfolder="denoiser").push_to_hub("user/denoiser")
-"""
-        status, _, error = started.run("-c", code, env=hub.env)
-        assert status == 0, error
-        yield folder, hub
+    return folder
 
 
 LOAD = """
@@ -126,8 +116,6 @@ assert "diffusers_lrlab" not in sys.modules
 made = pipeline(num_points=5, generator=torch.Generator().manual_seed(7)).points
 assert np.array_equal(made, np.load(expected)), made
 pipeline.save_pretrained(elsewhere)
-import diffusers_lrlab
-assert diffusers_lrlab.MLPDenoiser.from_pretrained("user/denoiser").config.hidden_size == 8
 """
 
 
@@ -139,25 +127,22 @@ def assert_saved_again(again, folder):
 
 
 @pytest.mark.slow  # it imports everything anew
-def test_it_loads_from_the_hub_without_this_package(saved, tmp_path):
-    folder, hub = saved
-    command = [sys.executable, "-c", LOAD, "user/points", str(folder / "points.npy"), str(tmp_path / "again")]
-    result = subprocess.run(command, env=hub.env, capture_output=True, text=True, timeout=120)
+def test_it_loads_without_this_package(saved, tmp_path):
+    command = [sys.executable, "-c", LOAD, *map(str, (saved / "pipeline", saved / "points.npy", tmp_path / "again"))]
+    result = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert_saved_again(tmp_path / "again", folder)
+    assert_saved_again(tmp_path / "again", saved)
 
 
 def test_it_loads_from_a_folder_whose_code_is_not_run(saved, tmp_path):
-    folder, _ = saved
     before = {*sys.modules}
     for loader in (DiffusionPipeline, PointDDPMPipeline):
-        pipeline = loader.from_pretrained(folder / "pipeline")
+        pipeline = loader.from_pretrained(saved / "pipeline")
         assert type(pipeline) is PointDDPMPipeline
-        points = pipeline(num_points=5, generator=seeded(7)).points
-        assert np.array_equal(points, np.load(folder / "points.npy"))
+        assert np.array_equal(pipeline(num_points=5, generator=seeded(7)).points, np.load(saved / "points.npy"))
     assert not any("diffusers_modules" in name for name in {*sys.modules} - before)
     pipeline.save_pretrained(tmp_path / "again")
-    assert_saved_again(tmp_path / "again", folder)
+    assert_saved_again(tmp_path / "again", saved)
 
 
 def test_another_denoiser_is_saved_without_our_code(tmp_path):

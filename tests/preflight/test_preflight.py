@@ -7,11 +7,8 @@ import helpers
 import numpy as np
 import pytest
 import runs
-import started
 import torch
-from diffusers.training_utils import EMAModel
 from PIL import Image
-from tables import cases
 from trainer_states import assert_same, state_of
 
 from diffusers_lrlab import TrainingConfig
@@ -197,15 +194,6 @@ def test_streams_are_checked_by_what_is_held_out(tmp_path):
     assert "values from -1 to -0.992" in run_checks(make_trainer(tmp_path, **options))["value_range"]
 
 
-@cases(("power", "every", "start"), [(0.75, 1, 0), (2 / 3, 10, 100), (3.0, 3, 7)])
-def test_decays_are_diffusers_own(power, every, start):
-    spec = f"warmup_power:power={power},max_decay=0.99,update_every={every},start_update={start}"
-    config = resolve_config(TrainingConfig(ema=spec))
-    ema = EMAModel([], 0.99, use_ema_warmup=True, power=power, update_after_step=start)
-    expected = [1.0 if (update + 1) % every else ema.get_decay(update + 1) for update in range(300)]
-    np.testing.assert_allclose(config.ema_form.decays(300), expected)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{}, {"dataset_name": "moons"}, {"optimizer": "sgd", "gradient_accumulation_steps": 2}], ids=str
@@ -217,36 +205,16 @@ def test_nothing_is_left_behind(tmp_path, options):
     assert_same(state_of(trainer), before)
 
 
-# --- as a user sees it -----------------------------------------------------------------------------------------------
-
-
-def start(tmp_path, name, *arguments):
-    options = [*runs.tiny_arguments(tmp_path, 0.1, preflight=True), "--max_train_steps=4", "--train_batch_size=8"]
-    return started.run(runs.SCRIPT, *options, f"--output_dir={tmp_path / name}", *arguments, env=runs.environment())
-
-
 @pytest.mark.slow
-def test_messages_are_told_and_recorded_and_change_nothing(tmp_path):
-    high = "--lr_warmup_steps=2"
-    status, _, told = start(tmp_path, "checked", high)
-    assert status == 0
-    assert "warning: Warm-up takes 2 of 4 updates" in told
+def test_messages_are_told_once_and_recorded_and_change_nothing(tmp_path):
+    options = [*runs.tiny_arguments(tmp_path, 0.1, preflight=True), "--max_train_steps=4", "--train_batch_size=4"]
+    options += ["--lr_warmup_steps=2"]
+    told = runs.run(*options, f"--output_dir={tmp_path / 'checked'}", processes=2)
+    assert told.count("warning: Warm-up takes 2 of 4 updates") == 1
     assert "[warmup_share]" in told
     assert list(runs.read_record(tmp_path / "checked")["train"]["preflight"]) == ["warmup_share"]
-    status, _, told = start(tmp_path, "unchecked", high, "--no_preflight")
-    assert status == 0
+    told = runs.run(*options, f"--output_dir={tmp_path / 'unchecked'}", "--no_preflight", processes=2)
     assert "warning" not in told
     assert runs.read_record(tmp_path / "unchecked")["train"]["preflight"] == {}
     checked, unchecked = tmp_path.glob("*checked/unet/diffusion_pytorch_model.safetensors")
     assert checked.read_bytes() == unchecked.read_bytes()
-
-
-@pytest.mark.slow
-def test_two_processes_check_once(tmp_path):
-    (tmp_path / "mlp.json").write_text(json.dumps({"_class_name": "MLPDenoiser", "hidden_size": 32, "num_layers": 1}))
-    options = ["--dataset_name=moons", f"--model_config_name_or_path={tmp_path / 'mlp.json'}"]
-    options += ["--max_train_steps=4", "--train_batch_size=16", "--lr_warmup_steps=2"]
-    options += ["--learning_rate=3e-3", "--num_validation_images=20", "--distance_samples=0", "--eval_batch_size=2"]
-    options += ["--num_inference_steps=2"]
-    stderr = runs.run(*options, f"--output_dir={tmp_path / 'run'}", processes=2)
-    assert stderr.count("warning: Warm-up takes") == 1

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import printed
 import pytest
-from lrlab_command import lrlab
+from lrlab_command import lrlab, lrlab_here
 from PIL import Image
 
 from diffusers_lrlab.schedules.expected import lr_curve
@@ -17,19 +17,19 @@ from diffusers_lrlab.schedules.registries import SCHEDULERS
 pytestmark = pytest.mark.pictures
 
 
-def previewed(*arguments):
+def previewed(capsys, *arguments):
     """`lrlab preview ... --json`."""
-    return json.loads(lrlab("preview", *arguments, "--json"))
+    return json.loads(lrlab_here(capsys, "preview", *arguments, "--json"))
 
 
 # --- numbers -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("warmup", ["0", "7", "0.1"])
-def test_json_has_the_promised_curves(warmup):
+def test_json_has_the_promised_curves(warmup, capsys):
     specs = ["cosine:num_cycles=1.5", "rex:d=0.9", "one_cycle", "wsd:num_decay_steps=0.3", "reduce_lr_on_plateau"]
     options = [part for spec in specs for part in ("--lr_scheduler", spec)]
-    shown = previewed(*options, "--num_training_steps", 60, "--num_warmup_steps", warmup, "--learning_rate", "3e-4")
+    shown = previewed(capsys, *options, "--num_training_steps", 60, "--num_warmup_steps", warmup, "--learning_rate", "3e-4")
     assert shown["updates"] == 60
     assert [schedule["spec"] for schedule in shown["schedules"]] == specs
     for schedule in shown["schedules"]:
@@ -39,8 +39,9 @@ def test_json_has_the_promised_curves(warmup):
     assert "validation loss" in shown["schedules"][-1]["notes"][0]
 
 
-def test_json_with_arguments_and_momentum():
+def test_json_with_arguments_and_momentum(capsys):
     shown = previewed(
+        capsys,
         *("--lr_scheduler", "constant_with_warmup:warmup_type=cosine", "--momentum_scheduler", "mdlrc:min_momentum=0.2"),
         *("--num_training_steps", 40, "--num_warmup_steps", 10, "--beta1", 0.9),
     )
@@ -54,8 +55,10 @@ def test_json_with_arguments_and_momentum():
     np.testing.assert_allclose(schedule["lr"], 1e-4 * ramp * 0.1 / (1 - beta1), rtol=1e-12)
 
 
-def test_a_rate_that_is_lowered_twice_is_said():
-    shown = lrlab("preview", "--lr_scheduler", "cosine", "--momentum_scheduler", "mdlrc", "--num_training_steps", 40)
+def test_a_rate_that_is_lowered_twice_is_said(capsys):
+    shown = lrlab_here(
+        capsys, "preview", "--lr_scheduler", "cosine", "--momentum_scheduler", "mdlrc", "--num_training_steps", 40
+    )
     assert "changes the learning rate by itself, on top of 'cosine'" in shown
 
 
@@ -76,18 +79,17 @@ def colors(path):
     return {color for _, color in picture.getcolors(picture.width * picture.height)}
 
 
-@pytest.mark.slow
-def test_a_picture_has_every_curve(tmp_path):
+def test_a_picture_has_every_curve(tmp_path, capsys):
     out = tmp_path / "preview.png"
     options = ["--lr_scheduler", "one_cycle", "--lr_scheduler", "rex:d=0.9", "--num_training_steps", 200]
-    assert lrlab("preview", *options, "--out", out).endswith(f"Wrote {out}.\n")
+    assert lrlab_here(capsys, "preview", *options, "--out", out).endswith(f"Wrote {out}.\n")
     assert {(0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)} <= colors(out)
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_a_picture_and_json_at_once(tmp_path):
+def test_a_picture_and_json_at_once(tmp_path, capsys):
     out = tmp_path / "preview.svg"
-    assert previewed("--lr_scheduler", "cosine", "--num_training_steps", 20, "--out", out)["updates"] == 20
+    assert previewed(capsys, "--lr_scheduler", "cosine", "--num_training_steps", 20, "--out", out)["updates"] == 20
     assert "<!-- learning rate -->" in out.read_text()
 
 

@@ -2,11 +2,11 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import runs
 import torch
-from safetensors.torch import load_file
 from tables import cases
 
 from diffusers_lrlab import PointDDPMPipeline, TrainingConfig, extend, train
@@ -15,18 +15,12 @@ from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.hub.contents import contents_of
 from diffusers_lrlab.run.check import check_folder
 
-NAME = "diffusion_pytorch_model.safetensors"
+FIXTURE = Path(__file__).parents[1] / "compatibility" / "v0.1.0" / "run"
 SMALL = {"_class_name": "MLPDenoiser", "hidden_size": 16, "num_layers": 1, "embedding_size": 8}
 POINTS = {"dataset_name": "moons", "max_train_steps": 96, "train_batch_size": 64, "learning_rate": 1e-2}
 POINTS |= {"num_validation_images": 256, "distance_samples": 64, "num_inference_steps": 3, "ddpm_num_steps": 20}
-POINTS |= {
-    "evaluation": False,
-    "validation_steps": 96,
-    "save_images_epochs": 10**6,
-    "checkpointing_steps": 24,
-    "checkpoints_total_limit": 0,
-}
-POINTS |= {"preflight": False, "logging_steps": 5, "lr_scheduler": "constant"}
+POINTS |= {"evaluation": False, "validation_steps": 96, "checkpointing_steps": 24, "checkpoints_total_limit": 0}
+POINTS |= {"save_images_epochs": 10**6, "preflight": False, "logging_steps": 5, "lr_scheduler": "constant"}
 WIDTHS = "posthoc:sigma_rels=[0.05|0.1],snapshots=12"
 
 
@@ -46,7 +40,7 @@ def copy(run, tmp_path):
 
 
 def weights(folder, component="denoiser"):
-    return load_file(folder / component / NAME)
+    return runs.read_weights(folder / component)
 
 
 def distance(one, other):
@@ -117,8 +111,9 @@ def test_a_run_without_snapshots_says_what_can_be_done(run, tmp_path, capsys):
     plain = copy(run, tmp_path)
     shutil.rmtree(plain / "ema_snapshots")
     error = refused(capsys, "ema", plain, "--sigma_rel", "0.1")
-    assert "has no snapshots of averages" in error
+    assert "has no snapshots of averages (ema_snapshots/): the run took some, which are not here" in error
     assert "trained, or train again with `lrlab train ... --ema posthoc`." in error
+    assert "it was not trained with `--ema posthoc`" in refused(capsys, "ema", FIXTURE, "--sigma_rel", "0.1")
 
 
 def test_wide_averages_are_warned_about(run, tmp_path, capsys):

@@ -44,7 +44,7 @@ def test_a_whole_run(tmp_path, capsys):
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     status, said = check(capsys, run)
     assert (status, "a run, finished after 40 of 40 updates" in said, "to go on" in said) == (0, True, False)
-    for whole in ("lrlab/run.json", "log", "checkpoint-20", "checkpoint-40", "pipeline"):
+    for whole in ("lrlab/run.json", "checkpoint-20", "checkpoint-40"):
         assert f"whole  {whole}\n" in said
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     status, said = check(capsys, run, "--json")

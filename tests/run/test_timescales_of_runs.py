@@ -9,11 +9,7 @@ from continued_runs import SMALL, assert_same_end, load_state, new_run
 from helpers import is_installed
 from tables import cases
 
-SPECS = {
-    "adamw": "adamw:beta2_half_life=3000,tau=20000",
-    "muon": "muon:beta2_half_life=3000,tau=20000",
-    "lion": "lion:tau=20000",
-}
+SPECS = {"adamw": "adamw:beta2_half_life=3000,tau=20000", "lion": "lion:tau=20000"}
 
 
 @pytest.mark.slow

@@ -35,21 +35,12 @@ def alone(spec, total):
 
 
 @cases("row", PARTS)
-def test_any_schedule_can_be_the_first_part_behind_the_warm_up(row):
+def test_any_schedule_can_be_the_first_part_behind_the_warm_up_and_one_in_the_middle_at_a_smaller_scale(row):
     spec = format_spec(row.name, row.kwargs)
-    lrs = join([spec, "constant"], [BOUNDARY], warmup=WARMUP)
-    part = alone(spec, BOUNDARY - WARMUP)
-    close(lrs[WARMUP:BOUNDARY], part)
-    close(lrs[BOUNDARY:], BASE * np.ones(TOTAL - BOUNDARY))
-    top = BASE if row.has("early_peak") else part[0]  # which has begun to fall at its first update
+    lrs, first = join([spec, spec, "rex"], [20, 40], warmup=WARMUP, scales=[1.0, 0.5, 0.25]), alone(spec, 20 - WARMUP)
+    close(lrs[WARMUP:], np.concatenate([first, 0.5 * alone(spec, 20), 0.25 * alone("rex", 20)]))
+    top = BASE if row.has("early_peak") else first[0]  # which has begun to fall at its first update
     close(lrs[:WARMUP], top * np.arange(WARMUP) / WARMUP)
-
-
-@cases("row", PARTS)
-def test_any_schedule_can_be_in_the_middle_at_a_smaller_scale(row):
-    spec = format_spec(row.name, row.kwargs)
-    lrs = join(["linear", spec, "rex"], [20, 40], scales=[1.0, 0.5, 0.25])
-    close(lrs, np.concatenate([alone("linear", 20), 0.5 * alone(spec, 20), 0.25 * alone("rex", 20)]))
 
 
 def test_one_cycle_without_its_momentum_is_a_part_like_others():
@@ -119,9 +110,6 @@ def test_a_part_is_evaluated_alone_or_within_an_array_alike():
 def test_joins_that_cannot_be(kwargs, message):
     with pytest.raises(LabError, match=re.escape(message)):
         join(**{"schedules": ["linear", "cosine"], "boundaries": [0.5], "warmup": WARMUP, **kwargs})
-
-
-# --- piecewise and multistep -----------------------------------------------------------------------------------------
 
 
 @cases(

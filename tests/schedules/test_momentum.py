@@ -12,10 +12,9 @@ from tables import cases
 from torch.optim import lr_scheduler
 from transformers.optimization import Adafactor as HFAdafactor
 
-from diffusers_lrlab import get_momentum_scheduler, get_scheduler, list_momentum_schedulers, lr_curve
+from diffusers_lrlab import get_momentum_scheduler, get_scheduler, lr_curve
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.progress import Progress
-from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS
 from diffusers_lrlab.schedules.schedule import resolve_schedule
 
 
@@ -31,15 +30,6 @@ def adamw(beta1=0.9, **kwargs):
 
 def demon(beta, p):
     return beta * (1 - p) / ((1 - beta) + beta * (1 - p))
-
-
-# --- formulas --------------------------------------------------------------------------------------------------------
-
-
-def test_mdlrc_has_the_tabulated_values():
-    lrs, momenta = get_scheduler("mdlrc", adamw(0.9), 10, 110).values(np.array([10, 20, 60, 100, 110]))
-    np.testing.assert_allclose(momenta, [0.9, 0.890110, 0.818182, 0.473684, 0], atol=6e-6)
-    close(lrs, BASE * np.array([1, 0.91, 0.55, 0.19, 0.1]))
 
 
 def clocks():
@@ -62,18 +52,12 @@ def test_the_weight_of_a_fresh_gradient_stays_what_it_was(beta, floor, clock):
             assert form == "heavy_ball" or lr == pytest.approx(ramp * (1 - beta * p), rel=1e-9)
 
 
-@cases("name", list_momentum_schedulers())
-@cases("beta", [0.5, 0.99])
-def test_every_momentum_schedule_is_a_momentum_and_stays_at_its_end(name, beta):
-    has_floor = any(parameter.name == "min_momentum" for parameter in MOMENTUM_SCHEDULERS[name].parameters)
-    for kwargs in ({}, {"min_momentum": 0.3}) if has_floor else ({},):
-        scheduler = get_momentum_scheduler(name, adamw(beta), 3, 20, kwargs)
-        lrs, momenta = scheduler.values(np.arange(60))
-        assert ((momenta >= kwargs.get("min_momentum", 0)) & (momenta < 1)).all()
-        assert (momenta[20:] == momenta[20]).all()
-        assert (np.ones(60) * lrs <= BASE * (1 + 1e-12)).all()
-        scalars = np.array([scheduler.values(update) for update in range(60)])
-        close(np.stack([np.ones(60) * lrs, momenta], axis=1), scalars)
+@cases("name", ["demon", "mdlrc", "mdlrc_linear"])
+def test_a_floor_of_the_momentum_holds(name):
+    kwargs = ({}, {"min_momentum": 0.3})
+    free, held = (get_momentum_scheduler(name, adamw(), 3, 20, own).values(np.arange(25))[1] for own in kwargs)
+    close(held, np.maximum(free, 0.3))
+    assert free[-1] == free[20] == 0
 
 
 EXPECTED = {  # momentum and factor on the learning rate at beta, p
@@ -84,8 +68,6 @@ EXPECTED = {  # momentum and factor on the learning rate at beta, p
     "mdlrc_lr_only": lambda beta, p: (beta, 1 - beta * p),
     "mdlrc_linear": lambda beta, p: (beta * (1 - p), 1 - p),
 }
-
-# --- the optimizer at the moment of its step -------------------------------------------------------------------------
 
 
 def adamw_of_tensors():
@@ -167,9 +149,6 @@ def test_the_momentum_that_a_run_began_with_is_saved():
     close(run(resumed, second, 5), run(saved, first, 5))
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
-
-
 def stand_in(name):
     """An optimizer of another class name, for packages that may not be there."""
     return type(name, (torch.optim.AdamW,), {})(weights(), lr=BASE)
@@ -182,11 +161,7 @@ SIGN = "the compensation would have the wrong sign. Give momentum_form="
 @cases(
     ("make", "spec", "message"),
     [
-        (
-            lambda: torch.optim.Adagrad(weights()),
-            "demon",
-            f"an optimizer with momentum, and this Adagrad {NONE}.* or use AdamW",
-        ),
+        (lambda: torch.optim.Adagrad(weights()), "demon", f"needs an optimizer with momentum, and this Adagrad {NONE}"),
         (lambda: HFAdafactor(weights(), **ADAFACTOR), "mdlrc", f"this Adafactor {NONE}such as beta1=0.9"),
         (lambda: stand_in("AdamWScheduleFree"), "demon", "its beta1 interpolates between two sequences of weights"),
         (muon, "mdlrc", "which Muon normalises away. Use 'demon'."),
@@ -211,9 +186,6 @@ def test_what_has_no_meaning_is_refused_with_the_reason(make, spec, message):
 def test_two_things_that_drive_one_number_are_refused(momentum, lr_scheduler, message):
     with pytest.raises(LabError, match=message):
         get_momentum_scheduler(momentum, adamw(), 0, 10, lr_scheduler=lr_scheduler)
-
-
-# --- beside and together with a schedule of the learning rate --------------------------------------------------------
 
 
 @cases("spec, first", [("demon", True), ("one_cycle", False)])

@@ -1,8 +1,4 @@
-"""Every registered schedule, by its registration alone: a new one is tested here without a line being added.
-
-The rows are every entry with its defaults, with each choice of each parameter, with both kinds of floor, and with a
-warm-up that starts above 0. Schedules that follow a metric are in test_parity.py.
-"""
+"""Every registered schedule, with its defaults and each choice of each parameter; those of a metric are in test_parity."""
 
 import copy
 import itertools
@@ -24,9 +20,6 @@ RAMPS = {"linear": lambda x: x, "cosine": lambda x: 1 - cos(x), "1-sqrt": lambda
 
 
 each_row = cases("row", rows())
-
-
-# --- what the optimizer gets -----------------------------------------------------------------------------------------
 
 
 @each_row
@@ -81,9 +74,6 @@ def test_an_array_is_the_scalars_and_stays_at_its_end(row):
     close(lrs, [float(scheduler.values(int(update))[0]) for update in updates])
 
 
-# --- warm-up ---------------------------------------------------------------------------------------------------------
-
-
 @cases("row", rows("no_warmup", "rises"))
 def test_the_warm_up_has_its_documented_start_and_shape(row):
     lrs, warmup = row.curve(50, 4), 4
@@ -106,9 +96,6 @@ def test_it_is_continuous_where_the_warm_up_ends(row):
         scheduler, _ = row.build(10 * warmup, warmup)
         lrs, _ = scheduler.values(np.arange(warmup - 2, warmup + 3))
         assert np.abs(np.diff(lrs)).max() <= 1.001 * BASE / np.sqrt(warmup)
-
-
-# --- state -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -152,9 +139,6 @@ def test_another_plan_is_refused_on_load(row):
     state = row.build(10, 2)[0].state_dict()
     with pytest.raises(LabError, match="num_training_steps 10 -> 20"):
         row.build(20, 2)[0].load_state_dict(state)
-
-
-# --- tensors ---------------------------------------------------------------------------------------------------------
 
 
 @each_row

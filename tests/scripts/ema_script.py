@@ -1,7 +1,6 @@
 """A script of the shape of diffusers' own that saves a model and resumes; beside it, it averages by EMAModel."""
 
 import argparse
-import json
 import os
 
 import torch
@@ -21,7 +20,7 @@ parser.add_argument("--checkpointing_steps", type=int, default=5)
 parser.add_argument("--resume_from_checkpoint", default=None)
 parser.add_argument("--decay", type=float, default=None)
 parser.add_argument("--without_hook", action="store_true")
-parser.add_argument("--hook", choices=["saves", "leaves", "drops"], default="saves", help="What its hook does with weights.")
+parser.add_argument("--leave_weights", action="store_true", help="Its hook leaves the weights to accelerate.")
 parser.add_argument("--fail_at_end", action="store_true", help="After the last update, before it saves.")
 
 
@@ -41,27 +40,14 @@ def main(args):
     torch.manual_seed(0)
     model = Tiny()
 
-    if args.hook != "saves":
-        accelerator.prepare_model(torch.nn.Linear(1, 1), evaluation_mode=True)  # whose weights are no part of checkpoints
-
-    def leave_or_drop(models, weights, output_dir):
-        """As sd-scripts' train_network.py: accelerate saves what is left of the weights."""
-        for index, each in reversed([*enumerate(models)]):
-            if args.hook == "drops" or not isinstance(accelerator.unwrap_model(each), Tiny):
-                weights.pop(index)
-        with open(os.path.join(output_dir, "train_state.json"), "w") as file:
-            json.dump({"current_step": 1}, file)
-
     def save_model_hook(models, weights, output_dir):
-        if args.hook != "saves":
-            leave_or_drop(models, weights, output_dir)
-        elif accelerator.is_main_process:
+        if accelerator.is_main_process and not args.leave_weights:
             for each in models:
                 each.save_pretrained(os.path.join(output_dir, "model"))
                 weights.pop()
 
     def load_model_hook(models, input_dir):
-        while models and args.hook == "saves":
+        while models and not args.leave_weights:
             models.pop().load_state_dict(Tiny.from_pretrained(input_dir, subfolder="model").state_dict())
 
     if not args.without_hook:

@@ -21,7 +21,6 @@ def parse_args():
     parser.add_argument("--lr_warmup_steps", type=int, default=2)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--stop_after", type=int, default=None)
-    parser.add_argument("--fail", action="store_true")
     return parser.parse_args()
 
 
@@ -44,9 +43,8 @@ def main(args):
     update, rows = 0, []
     if args.resume:
         accelerator.load_state(checkpoint)
-        update = int(open(os.path.join(checkpoint, "update")).read())
-    if args.fail:
-        raise RuntimeError("failed on purpose")
+        with open(os.path.join(checkpoint, "update")) as file:
+            update = int(file.read())
     while update < args.max_train_steps:
         for batch in loader:
             with accelerator.accumulate(model):

@@ -26,13 +26,13 @@ def home(tmp_path_factory):
 @pytest.fixture(scope="session")
 def stacked(home):
     with without_report():
-        return study(home, home / "stacked", "--executor=stacked", speedup_metric="validation_loss_ema")
+        return study(home, home / "stacked", "--executor=stacked")
 
 
 @pytest.fixture(scope="session")
 def local(home):
     with without_report():
-        return study(home, home / "local", "--executor=local", speedup_metric="validation_loss_ema")
+        return study(home, home / "local", "--executor=local")
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def card(reported, tmp_path):
 
 def test_a_card_is_what_others_are_to_see(reported, card, tmp_path, monkeypatch):
     names = {path.name for path in card.iterdir()}
-    assert names >= {"README.md", "summary.json", "summary.parquet", "runs.parquet", "spec.yaml", "tables"}
+    assert names >= {"README.md", "summary.json", "summary.parquet", "runs.parquet", "spec.yaml"}
     kept = {"README.md", *names & {path.name for path in reported.iterdir()}}
     assert names - {path.name for path in (reported / "report").iterdir()} == kept
     _, front, text = (card / "README.md").read_text().split("---\n", 2)
@@ -91,9 +91,6 @@ def test_a_card_makes_its_own_tables(reported, card, monkeypatch, capsys):
     monkeypatch.setattr(report, "write_report", write_report)
     assert main(["study", "report", str(card)]) == 0
     assert {name: (card / name).read_bytes() for name in before} == before
-    tables = {path.name: path.read_bytes() for path in (card / "tables").iterdir()}
-    assert {path.name: path.read_bytes() for path in (card / "report" / "tables").iterdir()} == tables
-    assert {"summary_energy_distance.tex", "speedups.tex", "cost.tex"} <= {*tables}
     made, there = ((path / "report" / "report.md").read_text() for path in (card, reported))
     assert made.split("## Limitations")[0] == there.split("## Limitations")[0]
     expected = records(reported)
@@ -104,16 +101,19 @@ def test_a_card_makes_its_own_tables(reported, card, monkeypatch, capsys):
 
 
 def test_a_published_card_of_version_0_1_0_makes_its_statistics_again(tmp_path):
-    """With its claims, ranks and sentences, which this version does not make."""
+    """With its claims, speed-ups, bootstrap intervals and sentences, which this version does not make."""
     card = Path(shutil.copytree(Path(__file__).parents[2] / "model_cards" / "optimizers-shapes", tmp_path / "card"))
     before = read_summary(card)
     assert before["claims"]
     assert main(["study", "report", str(card)]) == 0
     after = read_summary(card)
-    assert not {"claims", "ranks"} & {*after}
-    for verdict in itertools.chain(*before["findings"].values()):
-        del verdict["sentence"]
-    for part in ("rows", "controls", "speedups", "tuning", "findings", "power", "limitations"):
+    assert not {"claims", "ranks", "speedups"} & {*after}
+    for gone in ("controls", "findings"):
+        del before[gone]["speedup"]
+    for one in itertools.chain(before["rows"], *before["controls"].values(), *before["findings"].values()):
+        for gone in ("sentence", "boot_low", "boot_high"):
+            one.pop(gone, None)
+    for part in ("rows", "controls", "tuning", "findings", "power", "limitations"):
         assert after[part] == before[part]
 
 
@@ -222,7 +222,7 @@ def test_a_study_that_cannot_be_run_from_python(tmp_path, spec, options, expecte
 def test_a_study_is_run_from_python(home, stacked, tmp_path, monkeypatch):
     """By a dict, as by the file that has it: numbers of numpy and tuples are taken."""
     monkeypatch.chdir(home)
-    asked = {**SPEC, "speedup_metric": "validation_loss_ema", "seeds": np.int64(2), "datasets": ("dino", "moons")}
+    asked = {**SPEC, "seeds": np.int64(2), "datasets": ("dino", "moons")}
     page = lab.run_study(asked, str(tmp_path / "mine"), executor="stacked", quiet=True)
     assert page == tmp_path / "mine" / "report" / "index.html"
     of_file = lab.read_study(stacked)

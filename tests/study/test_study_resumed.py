@@ -37,7 +37,7 @@ def test_a_finished_study_is_not_done_again(home, done):
     before = moments(done)
     (done / "summary.json").unlink()
     (done / "summary.parquet").unlink()
-    study(home, done, speedup_metric="validation_loss_ema")
+    study(home, done)
     assert moments(done) == before
     assert read_summary(done)["study"]["runs"] == {"finished": 8, "diverged": 0}
     assert (done / "summary.parquet").exists()
@@ -76,7 +76,7 @@ def test_a_damaged_result_is_done_again(home, done, capsys):
     (done / "stacks" / "begun-10").mkdir(parents=True)
     (done / "stacks" / "begun-10" / "state.pt").write_text("without a manifest")
     capsys.readouterr()
-    study(home, done, speedup_metric="validation_loss_ema")
+    study(home, done)
     told = capsys.readouterr().out
     assert f"damaged and are computed again: {victim.stem}" in told
     assert told.count("its runs start again") == 1
@@ -86,7 +86,7 @@ def test_a_damaged_result_is_done_again(home, done, capsys):
     assert json.loads(victim.read_text())["train"]["results"] == pytest.approx(record["train"]["results"], rel=1e-3)
     (done / "spec.yaml").write_text("command: lrlab")
     assert main(["study", "report", str(done)]) == 2
-    study(home, done, status=2, speedup_metric="validation_loss_ema")
+    study(home, done, status=2)
     error = capsys.readouterr().err
     assert f"{str(done / 'spec.yaml')!r} is damaged" in error
     assert "and no readable spec.yaml. Hint: give another folder" in error

@@ -292,7 +292,7 @@ def test_validations_of_every_member_are_forecast(home, monkeypatch):
 @pytest.mark.slow
 def test_the_script_does_what_the_command_does(home, done, capsys, monkeypatch):
     script = runpy.run_path(str(Path(__file__).parents[2] / "training_scripts" / "run_study.py"))
-    spec, before = write_spec(home, speedup_metric="validation_loss_ema"), moments(done)
+    spec, before = write_spec(home), moments(done)
     (home / "mine.py").write_text("")
     monkeypatch.setattr(plugins, "_loaded", {})
 

@@ -239,26 +239,3 @@ def test_stopped_and_killed_it_goes_on_by_the_same_command(one_by_one, tmp_path,
         study.check_that_all_have_ended()
     study.run(*options)
     assert_same_but_for_times(one_by_one.out, study.out)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
-def test_what_a_lost_node_did_is_done_by_another(one_by_one, tmp_path, monkeypatch):
-    from ray.cluster_utils import Cluster
-
-    study = Study(tmp_path / "study")
-    for name, value in {**NOT_NICE, "LRLAB_FAULTS": str(study.folder)}.items():  # of the nodes' processes
-        monkeypatch.setenv(name, value)
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    try:
-        node = cluster.add_node(num_cpus=1)
-        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-        process = study.start("--executor=ray", "--stack_size=1")
-        wait_for(lambda: len(study.updates()) > 5, process)
-        cluster.remove_node(node, allow_graceful=False)
-        _, error = process.communicate()
-    finally:
-        cluster.shutdown()
-    assert process.returncode == 0, error
-    study.check_that_all_have_ended()
-    assert_same_but_for_times(one_by_one.out, study.out)

@@ -28,22 +28,6 @@ def gaussian(mu, sigma):
     return weights / weights.sum()
 
 
-# Of the form p = (1 - lambda) / T + lambda * Gaussian at lambda = 1: p T at 0, 300, 500, 999, two tails, the mean.
-TABLE = """
-1000    1.0144  1.0611   1.0401   0.8311    0.5244    0.2730     483.4
- 300    0.9696  1.5985   1.2800   0.1059    0.7077    0.0981     377.6
- 100    0.0444  3.9947   0.5406   0.0000    0.9769    0.0000     300.4
-"""
-
-
-@cases("row", TABLE.strip().splitlines())
-def test_clts_is_the_table_to_the_printed_digits(row):
-    sigma, *printed = row.split()
-    p = clts(N, sigma=int(sigma) / 1000)
-    values = [*(1000 * p[[0, 300, 500, 999]]), p[:500].sum(), p[700:].sum()]
-    assert [f"{value:.4f}" for value in values] + [f"{(p * T).sum():.1f}"] == printed
-
-
 @given(st.floats(0, 1), st.floats(0.05, 3), st.floats(0, 1), st.integers(0, 3 * N))
 def test_it_is_the_mixture_that_it_says(mu, sigma, lambda_max, update):
     share = lambda_max * min(update / N, 1)
@@ -90,9 +74,6 @@ def test_curriculum_sampling_switches_once():
         torch.testing.assert_close(reverse.probabilities(update), second, rtol=1e-12, atol=0)
     assert reverse.probabilities(89_999).equal(flat)
     assert sampler.loss_weights(torch.arange(9), 70_000) is None
-
-
-# --- what follows the losses -----------------------------------------------------------------------------------------
 
 
 class ReadableSecondMoment:

@@ -9,15 +9,14 @@ import torch
 from continued_runs import SMALL, new_run
 from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from helpers import load_data_once
+from registrations import restored
 from runs import read_record
 from tables import cases
 
 from diffusers_lrlab import LabError, TrainingConfig, get_loss_weighting, get_timestep_sampler, register_loss_weighting
-from diffusers_lrlab.timesteps.infonoise import Beginning
 from diffusers_lrlab.timesteps.noise_levels import prediction_type_of
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS
 from diffusers_lrlab.training.plan import make_plan
-from diffusers_lrlab.training.plan_text import describe_plan
 from diffusers_lrlab.training.resolve import resolve_config
 
 SCHEDULERS = {
@@ -106,9 +105,6 @@ def test_its_density_can_be_held(name):
     assert get_timestep_sampler("clts", 10, 10).held() == ""
 
 
-# --- guards --------------------------------------------------------------------------------------------------------------
-
-
 def test_it_begins_after_the_warm_up_with_enough_losses_in_every_bin_and_only_at_a_refresh():
     spec = "infonoise:num_bins=4,warmup_updates=4,refresh_every=2,min_count=3,before=logit_normal:mean=1.0"
     sampler, before = get_timestep_sampler(spec, 20), get_timestep_sampler("logit_normal:mean=1.0", 20).probabilities(0)
@@ -141,73 +137,35 @@ def test_the_density_before_is_one_that_stays(before):
         get_timestep_sampler("infonoise", 100, 10, before=before)
 
 
-# --- when it begins ------------------------------------------------------------------------------------------------------
-
 FLOW = FlowMatchEulerDiscreteScheduler()
 SHORT = "infonoise:num_bins=2,warmup_updates=2,refresh_every=2,min_count=1"
 
 
-def begun_at(sampler, batch_size, seed, num_updates=400):
-    """The update at which the sampler itself begins, with losses of its own draws."""
-    generator = torch.Generator().manual_seed(seed)
-    for update in range(num_updates):
-        drawn = sampler.sample(batch_size, update, generator)
-        sampler.observe(drawn, torch.rand(batch_size, generator=generator) + 0.1)
-        if sampler.began():
-            return sampler.began()
-    return math.inf
-
-
-@cases("scheduler", [FLOW, DDPMScheduler()])
-def test_half_of_all_runs_begin_by_the_update_of_the_forecast(scheduler):
-    spec = "infonoise:num_bins=10,warmup_updates=0,refresh_every=4,min_count=2"
-    begun = [begun_at(get_timestep_sampler(spec, noise_scheduler=scheduler), 64, seed) for seed in range(30)]
-    expected = get_timestep_sampler(spec, noise_scheduler=scheduler).beginning(64, 1000)
-    assert expected.update == pytest.approx(np.median(begun), rel=0.25, abs=4)
-    assert expected.chance_by(max(begun)) > 0.9
-
-
 @cases(
-    ("guards", "num_updates", "why"),
+    ("guards", "num_updates", "why", "is_unlikely"),
     [
-        ({"warmup_updates": 500, "refresh_every": 100}, 500, "update 500. Hint: lower min_count, num_bins"),
-        ({"min_count": 20}, 9, "4 parts with 20 losses each under the density uniform"),
-        ({"masses": [0.5, 0.0, 0.5]}, 100, "3 parts with 1 loss each under the density uniform"),
+        ("warmup_updates=500,refresh_every=100,num_bins=4", 500, "and update 500. Hint: lower min_count, num_bins", False),
+        ("warmup_updates=0,refresh_every=1,num_bins=4", 10, "4 parts with 20 losses each under the density uniform", True),
     ],
 )
-def test_a_density_that_cannot_begin_is_refused(guards, num_updates, why):
-    guards = {"masses": [0.25] * 4, "min_count": 1, "warmup_updates": 0, "refresh_every": 1, **guards}
-    beginning = Beginning(**guards | {"masses": np.array(guards["masses"])}, batch_size=8, num_updates=num_updates)
+def test_a_run_in_which_it_cannot_begin_is_refused_and_an_unlikely_one_is_warned(guards, num_updates, why, is_unlikely):
+    sampler = get_timestep_sampler(f"infonoise:{guards}", noise_scheduler=FLOW)
     with pytest.raises(LabError, match=f"--timestep_sampler infonoise: must be able to begin in .*{why}"):
-        beginning.check("infonoise", "uniform")
-
-
-def test_a_run_in_which_it_is_unlikely_to_begin_is_warned():
-    spec = "infonoise:warmup_updates=200,refresh_every=50"
-    warning = get_timestep_sampler(spec, noise_scheduler=FLOW).beginning(16, 1000).warning("infonoise", "uniform")
-    assert "with 16 images an update, half of all runs begin by update 1,750" in warning
-    assert "This run has 1,000 updates and begins with a probability of below 1 %. Hint: lower min_count," in warning
-    helped = get_timestep_sampler(f"{spec},min_count=2", noise_scheduler=FLOW).beginning(16, 1000)
-    assert helped.warning("infonoise", "uniform") is None
-    assert get_timestep_sampler("loss_second_moment", noise_scheduler=FLOW).beginning(16, 1000) is None
-
-
-def test_a_long_run_warns_of_nothing_and_its_plan_names_the_update():
-    options = {"dataset_name": "moons", "train_batch_size": 64, "max_train_steps": 3000}
-    config = resolve_config(TrainingConfig(timestep_sampler=SHORT, **options))
-    text = describe_plan(make_plan(config, load_data_once(config), None))
-    assert "; its own density from about update 2 on, with a probability of 100 % before the end" in text
-    assert "keeps the density" not in text
+        sampler.check_length(num_updates, 8)
+    assert ("this run gives the rarest part about" in str(sampler.check_length(num_updates + 1, 8))) == is_unlikely
+    assert sampler.check_length(10_000, 8) is None
+    assert get_timestep_sampler("loss_second_moment", noise_scheduler=FLOW).check_length(1, 8) is None
 
 
 def test_noise_levels_that_the_loss_leaves_out_are_not_waited_for():
-    with LOSS_WEIGHTINGS.temporarily():
+    with restored(LOSS_WEIGHTINGS):
         register_loss_weighting("lower_half", description="of a test", source="this test")(
             lambda levels: (np.arange(len(levels.snr)) < len(levels.snr) / 2).astype(float)
         )
-        options = {"dataset_name": "moons", "max_train_steps": 3000, "timestep_sampler": "infonoise"}
+        options = {"dataset_name": "moons", "max_train_steps": 300, "timestep_sampler": "infonoise"}
         config = resolve_config(TrainingConfig(loss_weighting="lower_half", **options))
-        assert make_plan(config, load_data_once(config), None).beginning.masses.sum() == pytest.approx(0.5)
+        with pytest.raises(LabError, match="30 parts with"):
+            make_plan(config, load_data_once(config), None)
 
 
 def test_a_run_says_whether_it_began(tmp_path, capsys):

@@ -1,7 +1,6 @@
 """Loss weightings against their published forms, written down here in terms of the signal-to-noise ratio."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from diffusers import DDPMScheduler
 from tables import cases
 
 from diffusers_lrlab.core.errors import LabError
-from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.data.options import BatchLayout
 from diffusers_lrlab.objective.objective import Objective
 from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS
@@ -45,42 +43,27 @@ def closed_form(name, prediction_type, snr):
     return ON_IMAGES[name](snr) / {"epsilon": snr, "sample": 1, "v_prediction": 1 + snr}[prediction_type]
 
 
-def signal_to_noise(timestep, scheduler=None):
+def signal_to_noise(timestep):
     """Of `DDPMScheduler()`, from its float32 table so that nothing but the form is tested."""
-    alpha = (scheduler or DDPMScheduler()).alphas_cumprod[timestep].double().item()
+    alpha = DDPMScheduler().alphas_cumprod[timestep].double().item()
     return alpha / (1 - alpha)
 
 
 @cases("prediction_type", PREDICTION_TYPES)
 @cases("name", ON_IMAGES)
-def test_weights_are_the_closed_forms(name, prediction_type):
+def test_weights_and_those_of_a_run_with_its_losses_own_are_the_closed_forms(name, prediction_type):
     scheduler = DDPMScheduler(prediction_type=prediction_type)
     weights = get_loss_weighting(name, scheduler).weights(torch.tensor(TIMESTEPS))
     assert weights.dtype == torch.float32
     expected = [closed_form(name, prediction_type, signal_to_noise(timestep)) for timestep in TIMESTEPS]
     np.testing.assert_allclose(weights, expected, rtol=1e-6)
-
-
-@cases("prediction_type", PREDICTION_TYPES)
-@cases("name", ON_IMAGES)
-def test_the_losses_of_training_are_the_closed_forms_times_plain_errors(name, prediction_type):
-    """Written down in float64, without the library."""
-    config = resolve_config(TrainingConfig(loss_weighting=name, prediction_type=prediction_type))
-    spec, layout = objective_spec(config), BatchLayout(6)
+    spec = objective_spec(resolve_config(TrainingConfig(loss_weighting=name, prediction_type=prediction_type)))
     process = spec.make_process()
-    of_run = Objective.of(spec, process, layout, 100, torch.device("cpu"), gather=None)
-    images, noise, predicted = torch.randn(3, 6, 1, 5, 5, generator=torch.Generator().manual_seed(2))
-    timesteps = torch.tensor([5, 100, 250, 400, 700, 999])
-    model = lambda noisy, timesteps: SimpleNamespace(sample=predicted)  # noqa: E731
-    losses, weights = process.losses(model, Batch(images), noise, timesteps), of_run.weights(timesteps, 0)
-    assert (weights is None) == (name == "none")
-
-    alpha = process.scheduler.alphas_cumprod[timesteps].double().view(-1, 1, 1, 1)
-    velocity = alpha.sqrt() * noise - (1 - alpha).sqrt() * images
-    target = {"epsilon": noise, "sample": images, "v_prediction": velocity}[prediction_type]
-    errors = (predicted - target).double().square().mean(dim=(1, 2, 3))
-    forms = [closed_form(name, prediction_type, signal_to_noise(t, process.scheduler)) for t in timesteps]
-    torch.testing.assert_close(losses * (1 if weights is None else weights), (errors * torch.tensor(forms)).float())
+    objective = Objective.of(spec, process, BatchLayout(10), 100, torch.device("cpu"), gather=None)
+    of_run = objective.weights(torch.tensor(TIMESTEPS), 0)
+    assert (of_run is None) == (name == "none")
+    of_losses = process.built_in_weights[TIMESTEPS] * (1 if of_run is None else of_run.numpy())
+    np.testing.assert_allclose(of_losses, expected, rtol=1e-6)
 
 
 @cases("prediction_type", PREDICTION_TYPES)

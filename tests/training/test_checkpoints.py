@@ -8,17 +8,16 @@ import helpers
 import numpy as np
 import pytest
 import torch
-from continued_runs import assert_same, load_state
+from continued_runs import load_state
+from trainer_states import assert_same
 
-from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.averaging.averages import EMA
 from diffusers_lrlab.averaging.forms import EMAForm
 from diffusers_lrlab.averaging.posthoc import read_snapshots
-from diffusers_lrlab.core.errors import DiskFull, Diverged, LabError
+from diffusers_lrlab.core.errors import DiskFull, Diverged
 from diffusers_lrlab.core.manifest import find_damage
 from diffusers_lrlab.training import checkpoints
 from diffusers_lrlab.training.checkpoints import CheckpointWriter
-from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.resume import read_state
 from diffusers_lrlab.training.run_folder import SNAPSHOTS, RunFolder
 
@@ -198,11 +197,3 @@ def test_a_new_run_removes_snapshots_of_the_old_one_and_nothing_else(tmp_path):
     folder = RunFolder(tmp_path)
     folder.clear()
     assert [path.name for path in (tmp_path / SNAPSHOTS).iterdir()] == ["mine.txt"]
-
-
-def test_wrong_widths_and_a_run_too_short_are_refused(tmp_path):
-    for widths, reason in (("[0.1|0.1]", "one or more different widths"), ("[0.1|0.3]", "numbers in .1e-5, 0.2886")):
-        with pytest.raises(LabError, match=reason):
-            resolve_config(TrainingConfig(ema=f"posthoc:sigma_rels={widths}"))
-    with pytest.raises(LabError, match="takes 16 snapshots, .* and the run has 12 updates"):
-        averaging(tmp_path, ema="posthoc")

@@ -61,7 +61,6 @@ def arguments_of(output, num_embeddings=11):
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """A run; those under flow matching and on latents are in test_dit_runs.py."""
     output = tmp_path_factory.mktemp("straight") / "run"
     runs.run(*arguments_of(output), *LABELS)
     return output
@@ -98,18 +97,14 @@ def test_record_card_and_previews_have_the_classes(straight):
     assert results["class_accuracy_num_samples"] == 40
     right, error = round(40 * results["class_accuracy"]), results["class_accuracy_error_of_classifier"]
     assert f"| {right} of 40, by a classifier that misreads {100 * error:.2g} % of held-out images |" in card
-    assert "A `ImagePipeline` trained by" in card
-    assert "One row for each class, from the top: `0`, `1`" in card
-    assert "| Classes | `label`, 10 classes (`0`, `1`" in card
-    assert "| Label dropout | 0.3 |" in card
-    assert "| Guidance scale | 2.0 |" in card
-    assert "class_labels=['0', '1']" in card
+    for words in (
+        *("A `ImagePipeline` trained by", "One row for each class, from the top: `0`, `1`", "class_labels=['0', '1']"),
+        *("| Classes | `label`, 10 classes (`0`, `1`", "| Label dropout | 0.3 |", "| Guidance scale | 2.0 |"),
+    ):
+        assert words in card
     assert "unconditional" not in card
     *_, last = sorted((straight / "lrlab" / "samples").glob("*.npy"))
     assert np.load(last).shape == (30, 8, 8, 1)  # a row of three for each class
-
-
-# --- sampling and learning -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

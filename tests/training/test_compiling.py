@@ -7,7 +7,6 @@ import pytest
 import runs
 import torch
 from accelerate.state import AcceleratorState
-from safetensors.torch import load_file
 from trainer_states import assert_same, state_of
 
 from diffusers_lrlab import TrainingConfig
@@ -41,7 +40,7 @@ def test_a_compiled_run_has_plain_keys_and_is_resumed_by_compiled_ones_alone(tmp
     trainer = make_trainer(tmp_path)
     assert type(trainer.run.model).__name__ == "MLPDenoiser"
     checkpoint = trainer.save()
-    saved = load_file(checkpoint / "denoiser" / "diffusion_pytorch_model.safetensors")
+    saved = runs.read_weights(checkpoint / "denoiser")
     assert {*saved} == {*type(trainer.run.model)(**trainer.run.plan.model_config).state_dict()}
     again = make_trainer(tmp_path)
     for parameter in again.run.model.parameters():
@@ -59,10 +58,7 @@ UNET = {"model": runs.TINY_UNET, "dataset_name": "digits", "train_batch_size": 4
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute")  # of what inductor and dynamo do
 @pytest.mark.parametrize(
     ("backend", "blocks", "options", "most"),
-    [
-        ("inductor", [], {}, 2),
-        ("eager", ["ResnetBlock2D"], UNET, 16),
-    ],
+    [("inductor", [], {}, 2), ("eager", ["ResnetBlock2D"], UNET, 16)],
 )
 def test_few_graphs_over_a_whole_schedule_and_the_same_bits_after_resuming(
     tmp_path, monkeypatch, backend, blocks, options, most

@@ -1,10 +1,13 @@
 """A DiT by name: its size for the data, its labels, and what is refused."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from diffusers import DiTTransformer2DModel
 from diffusers.models.embeddings import LabelEmbedding
 from helpers import config, load_data_once
+from tables import cases
 
 from diffusers_lrlab import LabError
 from diffusers_lrlab.data import loading
@@ -34,17 +37,7 @@ def trainer_of(tmp_path, **options):
     return Trainer(plan, data, make_accelerator(plan.config), RunFolder(tmp_path / "run", is_writer=True))
 
 
-# --- its size ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("size", "num_images", "expected"),
-    [
-        (4, 1541, (64, 4, 1)),
-        (32, 50_000, (256, 8, 2)),
-        (256, 10**6, (384, 12, 16)),
-    ],
-)
+@cases("size, num_images, expected", [(4, 1541, (64, 4, 1)), (32, 50_000, (256, 8, 2)), (256, 10**6, (384, 12, 16))])
 def test_it_fits_the_data(size, num_images, expected):
     found = DiT().sizes({}, {"sample_size": size, "in_channels": 4, "out_channels": 4}, num_images)
     hidden_size = found["num_attention_heads"] * found["attention_head_dim"]
@@ -52,26 +45,19 @@ def test_it_fits_the_data(size, num_images, expected):
     assert found["attention_head_dim"] == 32
 
 
-REFUSED = {
-    "a patch that does not divide": ({"denoiser": "dit:patch_size=3"}, "patch_size=3 of dit: must be one of 1, 2, 4, got 3"),
-    "heads": ({"denoiser": "dit:hidden_size=64,num_heads=3"}, "num_heads=3 of dit: must be a divisor of 64"),
-    "classes": ({"num_classes": 1001, "label_column": "label"}, "--num_classes 1001: must be at most 1000"),
-    "points": ({"dataset_name": "moons"}, "--denoiser dit does not suit points: .* takes no dimension"),
-}
+REFUSED = [
+    ({"denoiser": "dit:patch_size=3"}, "patch_size=3 of dit: must be one of 1, 2, 4, got 3"),
+    ({"denoiser": "dit:hidden_size=64,num_heads=3"}, "num_heads=3 of dit: must be a divisor of 64"),
+    ({"num_classes": 1001, "label_column": "label"}, "--num_classes 1001: must be at most 1000"),
+    ({"dataset_name": "moons"}, "--denoiser dit does not suit points: .* takes no dimension"),
+]
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_fit_is_refused_before_data_are_read(monkeypatch, tmp_path, case):
-    def read(*_):
-        raise AssertionError("data were read")
-
-    monkeypatch.setattr(loading, "load_image_data", read)
-    options, message = REFUSED[case]
+@cases("options, message", REFUSED)
+def test_what_does_not_fit_is_refused_before_data_are_read(monkeypatch, tmp_path, options, message):
+    monkeypatch.setattr(loading, "load_image_data", Mock(side_effect=AssertionError("data were read")))
     with pytest.raises(LabError, match=message):
         run_training(TrainingConfig(**{"denoiser": "dit", "max_train_steps": 2, "output_dir": str(tmp_path), **options}))
-
-
-# --- its labels --------------------------------------------------------------------------------------------------------
 
 
 def test_in_training_labels_are_dropped_once_for_the_null_label(tmp_path):

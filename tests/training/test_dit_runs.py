@@ -1,4 +1,4 @@
-"""Runs of a DiT: killed and resumed, sampled by diffusers alone, as a LoRA, on pixels and under flow matching."""
+"""Runs of a DiT on labelled latents: guidance as in diffusers' pipeline, folder, card, and sampling by diffusers alone."""
 
 import json
 import subprocess
@@ -8,18 +8,14 @@ import numpy as np
 import pytest
 import runs
 import torch
-from diffusers import (
-    AutoencoderKL,
-    DDIMScheduler,
-    DiffusionPipeline,
-    DiTPipeline,
-    DiTTransformer2DModel,
-)
+from diffusers import AutoencoderKL, DDIMScheduler, DiffusionPipeline, DiTPipeline, DiTTransformer2DModel
 from diffusers.models.embeddings import LabelEmbedding
 from latents import encode, save_vae
 
 import diffusers_lrlab
 from diffusers_lrlab.cli.main import main
+
+pytestmark = pytest.mark.slow
 
 NUM_UPDATES = 12
 TINY = "dit:hidden_size=8,num_layers=2,num_heads=2,patch_size=2"
@@ -55,7 +51,6 @@ def labelled(place, tmp_path_factory):
     return output
 
 
-@pytest.mark.slow
 def test_guidance_is_that_of_diffusers_own_pipeline(place, labelled):
     """`DiTPipeline`, for what it samples: labelled latents of an autoencoder without a shift."""
     model = DiTTransformer2DModel.from_pretrained(labelled, subfolder="transformer")
@@ -64,20 +59,13 @@ def test_guidance_is_that_of_diffusers_own_pipeline(place, labelled):
     own, other = DiffusionPipeline.from_pretrained(labelled), DiTPipeline(model, vae, scheduler)
     own.scheduler = scheduler
     for scale in (1.0, 3.0):
+        how = {"guidance_scale": scale, "num_inference_steps": 5, "output_type": "np"}
         found, expected = (
-            pipeline(
-                [3, 7],
-                guidance_scale=scale,
-                num_inference_steps=5,
-                generator=torch.Generator().manual_seed(1),
-                output_type="np",
-            ).images
-            for pipeline in (own, other)
+            pipeline([3, 7], generator=torch.Generator().manual_seed(1), **how).images for pipeline in (own, other)
         )
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow
 def test_its_folder_card_and_previews(labelled):
     assert main(["check", str(labelled)]) == 0
     card = (labelled / "README.md").read_text()
@@ -92,7 +80,6 @@ def test_its_folder_card_and_previews(labelled):
     )
 
 
-@pytest.mark.slow
 def test_it_is_sampled_by_the_code_on_its_card(place, tmp_path):
     """Without this package, and with an autoencoder that shifts."""
     runs.run(*arguments(place, tmp_path / "run", *LABELS, data="shifted"))

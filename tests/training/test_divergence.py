@@ -9,7 +9,6 @@ import helpers
 import pytest
 import runs
 import torch
-from safetensors.torch import load_file
 from trainer_states import assert_same, state_of
 
 from diffusers_lrlab import TrainingConfig
@@ -56,14 +55,6 @@ def checkpoints(folder):
     return [path.name for path in RunFolder(folder).checkpoints()]
 
 
-def weights_of(checkpoint):
-    (file,) = (checkpoint / "denoiser").glob("*.safetensors")
-    return load_file(file)
-
-
-# --- nothing that is not finite is saved ------------------------------------------------------------------------------
-
-
 def command(folder, model, **more):
     more = {"eval_batch_size": 4, "distance_samples": 0, "output_dir": folder, **more}
     return [*(f"--{name}={value}" for name, value in options(model, **more).items()), "--no_preflight"]
@@ -81,7 +72,7 @@ def test_finite_checkpoints_are_not_displaced(tmp_path, model):
     left = [tmp_path / "run" / name for name in checkpoints(tmp_path / "run")]
     assert left
     for checkpoint in left:
-        assert all(value.isfinite().all() for value in weights_of(checkpoint).values()), checkpoint
+        assert all(value.isfinite().all() for value in runs.read_weights(checkpoint / "denoiser").values()), checkpoint
     assert f"The last checkpoint with finite weights is {left[-1]}." in error
     record = runs.read_record(tmp_path / "run")
     assert record["run"]["status"] == "failed"
@@ -205,9 +196,6 @@ def test_where_they_have_no_place():
         read_fields({"skip_bad_updates": 3}, "base")
 
 
-# --- two processes -----------------------------------------------------------------------------------------------------
-
-
 def poison_one_process(update):
     """Called in each process, first: one of two sees data that are NaN."""
     import os
@@ -231,8 +219,9 @@ def test_two_processes_decide_alike(tmp_path, model):
     record = runs.read_record(tmp_path / "skips")
     assert record["train"]["skipped_updates"] == 1
     assert record["train"]["schedule_audit"]["first_deviating_update"] is None
-    end, whole = tmp_path / "skips/checkpoint-12", weights_of(tmp_path / "skips/checkpoint-12")
+    end = tmp_path / "skips/checkpoint-12"
+    whole = runs.read_weights(end / "denoiser")
     for gone in (end, tmp_path / "skips/checkpoint-9"):
         shutil.rmtree(gone)
     runs.run(*skips, LATEST, processes=2, before=before)
-    assert all(torch.equal(value, weights_of(end)[key]) for key, value in whole.items())
+    assert all(torch.equal(value, runs.read_weights(end / "denoiser")[key]) for key, value in whole.items())

@@ -1,9 +1,6 @@
 """What the command line says when something cannot be done: short, with the value, what is allowed and the remedy."""
 
-import contextlib
 import functools
-import importlib.util
-import io
 import json
 import re
 import resource
@@ -12,7 +9,6 @@ import signal
 import subprocess
 import sys
 import typing
-from dataclasses import dataclass
 
 import pytest
 import started
@@ -22,6 +18,7 @@ from helpers import image_folder
 from runs import SCRIPT, TINY_UNET, environment
 from tables import cases
 
+from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.options import options_of
 from diffusers_lrlab.training.arguments import parse_arguments
@@ -35,55 +32,31 @@ SMALL = (
 ).split()
 
 
-@dataclass
-class Outcome:
-    status: int
-    stdout: str
-    stderr: str
-
-
-def load_script():
-    spec = importlib.util.spec_from_file_location("train_ddpm", SCRIPT)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    return script
-
-
 @pytest.fixture
-def call(monkeypatch):
-    """Calls the script's `main` in this process, which spares the seconds of starting another."""
+def refused(monkeypatch, capsys):
+    """The message of a command, in this process, that ends with one error and nothing besides."""
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
-        stdout, stderr = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
-            status = load_script().main()
+        status = main(["train", *map(str, arguments)])
         AcceleratorState._reset_state(reset_partial_state=True)
-        return Outcome(status, stdout.getvalue(), stderr.getvalue())
+        return told(status, capsys.readouterr().err)
 
     return run
 
 
 def start(*arguments, **options):
     """Runs the script as a user does."""
-    return Outcome(*started.run(SCRIPT, *arguments, env=environment(), **options))
+    return started.run(SCRIPT, *arguments, env=environment(), **options)
 
 
-def assert_told(outcome, *parts):
-    """One message that a person can act on, and nothing besides."""
-    assert outcome.status == 2, outcome
-    assert "Traceback" not in outcome.stderr
-    assert len(outcome.stderr.splitlines()) < 25
-    message = outcome.stderr[outcome.stderr.index("error: ") :]
-    for part in parts:
-        assert part in message
-
-
-def substitute(texts, folder):
-    """Texts of the tables below with the folder of the test in the place of TMP."""
-    return [text.replace("TMP", str(folder)) for text in texts]
+def told(status, stderr):
+    """One message that a person can act on."""
+    assert status == 2, stderr
+    assert "Traceback" not in stderr
+    assert len(stderr.splitlines()) < 25
+    return stderr[stderr.index("error: ") :]
 
 
 def contents(folder):
@@ -93,40 +66,23 @@ def contents(folder):
 
 # --- options ---------------------------------------------------------------------------------------------------------
 
-# name -> (arguments, what the message must contain)
-OPTIONS = {
-    "warm-up longer than the run": (
-        ["--max_train_steps=5", "--lr_warmup_steps=10"],
-        ["Warm-up of 10 updates", "run of 5 updates", "Use at most 4", "0.05"],
-    ),
-    "warm-up with constant": (
-        ["--lr_scheduler=constant", "--lr_warmup_steps=10"],
-        ["--lr_warmup_steps 10", "'constant'", "use --lr_scheduler constant_with_warmup"],
-    ),
-    "all of one's files": (["--dataset_name=~"], ["all of your files"]),
-    "more inference steps than steps": (
-        ["--ddpm_num_steps=10", "--num_inference_steps=20"],
-        ["--num_inference_steps 20: must be at most 10, the timesteps"],
-    ),
-    "resolution": (["--resolution=30"], ["--resolution 30", "divisible by 4", "use 28 or 32"]),
-    "both lengths": (
-        ["--num_epochs=1", "--max_train_steps=3"],
-        ["has no effect with --max_train_steps", "leave one of them out"],
-    ),
-    "two data sets": (["--dataset_name=digits", "--train_data_dir=TMP"], ["'digits'", "TMP", "leave one of them out"]),
-    "name of a data set": (["--dataset_name=digit"], ["'digit'", "Did you mean 'digits'?", "USER/NAME"]),
-    "missing folder": (["--train_data_dir=TMP/missing"], ["TMP/missing", "does not exist", "folder of images"]),
-    "stream without a length": (
-        ["--dataset_name=user/name", "--streaming"],
-        ["--max_train_steps None: must be given with --streaming"],
-    ),
-    "plateau without validation": (
-        ["--lr_scheduler=reduce_lr_on_plateau", "--num_validation_images=0"],
-        ["'reduce_lr_on_plateau'", "validation loss", "--num_validation_images 0"],
-    ),
-    "missing model": (["--model_config_name_or_path=TMP/none"], ["it cannot be read", "config.json"]),
-    "missing YAML": (["--config=TMP/none.yaml"], ["TMP/none.yaml", "Give the path of a YAML file"]),
-}
+# Arguments, and what the message must contain; TMP is the folder of the test.
+OPTIONS = [
+    ("--max_train_steps=5 --lr_warmup_steps=10", "would never be reached. Use at most 4, or a fraction such as 0.05"),
+    ("--lr_scheduler=constant --lr_warmup_steps=10", "'constant', which has no warm-up; use --lr_scheduler constant_with"),
+    ("--dataset_name=~", "all of your files"),
+    ("--ddpm_num_steps=10 --num_inference_steps=20", "--num_inference_steps 20: must be at most 10, the timesteps"),
+    ("--resolution=30", "halves images 2 times; use 28 or 32"),
+    ("--num_epochs=1 --max_train_steps=3", "has no effect with --max_train_steps. Hint: leave one of them out"),
+    ("--dataset_name=digits --train_data_dir=TMP", "--train_data_dir 'TMP' are both given. Hint: leave one of them out"),
+    ("--dataset_name=digit", "Did you mean 'digits'?"),
+    ("--train_data_dir=TMP/missing", "'TMP/missing' does not exist. Give the path of a folder of images"),
+    ("--dataset_name=user/name --streaming", "--max_train_steps None: must be given with --streaming"),
+    ("--lr_scheduler=reduce_lr_on_plateau --num_validation_images=0", "follows the validation loss; it cannot run with"),
+    ("--model_config_name_or_path=TMP/none", "it cannot be read"),
+    ("--model_config_name_or_path=TMP/list.json", "cannot be read: it holds no JSON object"),
+    ("--config=TMP/none.yaml", "Give the path of a YAML file"),
+]
 
 
 def _wrong_values():
@@ -155,24 +111,18 @@ def test_an_error_names_the_option_the_value_and_what_is_allowed(name, value, al
         assert part in str(error.value)
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_an_option_that_cannot_be_done_is_explained(call, tmp_path, name):
-    arguments, parts = (substitute(texts, tmp_path) for texts in OPTIONS[name])
-    assert_told(call(*arguments, f"--output_dir={tmp_path / 'run'}"), *parts)
+@cases("arguments, part", OPTIONS)
+def test_an_option_that_cannot_be_done_is_explained(refused, tmp_path, arguments, part):
+    (tmp_path / "list.json").write_text("[]")
+    error = refused(*arguments.replace("TMP", str(tmp_path)).split(), f"--output_dir={tmp_path / 'run'}")
+    assert part.replace("TMP", str(tmp_path)) in error
     assert not (tmp_path / "run").exists()
 
 
-def test_a_configuration_of_a_model_that_is_no_object_is_explained(call, tmp_path):
-    (tmp_path / "list.json").write_text("[]")
-    outcome = call(f"--model_config_name_or_path={tmp_path / 'list.json'}", f"--output_dir={tmp_path / 'run'}")
-    assert_told(outcome, "list.json", "cannot be read: it holds no JSON object")
-
-
-def test_precision_that_the_cpu_cannot_do(call, tmp_path):
-    if torch.accelerator.is_available():
-        pytest.skip("fp16 works here")
-    outcome = call("--mixed_precision=fp16", f"--output_dir={tmp_path / 'run'}")
-    assert_told(outcome, "fp16 needs a GPU", "use --mixed_precision bf16 or no")
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="fp16 works here")
+def test_precision_that_the_cpu_cannot_do(refused, tmp_path):
+    error = refused("--mixed_precision=fp16", f"--output_dir={tmp_path / 'run'}")
+    assert "fp16 needs a GPU, and this machine has none. Hint: use --mixed_precision bf16 or no" in error
 
 
 # --- YAML ------------------------------------------------------------------------------------------------------------
@@ -189,26 +139,24 @@ def yaml_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "parts"),
+    ("text", "part"),
     [
-        ("lr_shedular: cosine", ["'--lr_shedular=cosine'", "run.yaml", "Did you mean '--lr_scheduler'?"]),
-        ("- lr_scheduler", ["run.yaml", "mapping of options", "lr_scheduler: cosine"]),
-        ("lr_scheduler: [cosine", ["run.yaml", "not valid YAML"]),
-        *((text, ["run.yaml"]) for text in ("config: other.yaml", "checkpoints_total_limit: null", "seed: 1\nseed: 2")),
-        ("lr_scheduler_kwargs: {d: 2026-01-01}", ["run.yaml", "lr_scheduler_kwargs", "2026, 1, 1", "not JSON"]),
-        *(
-            pytest.param(
-                "seed: 3\n# für\n".encode(encoding),
-                ["run.yaml': must be a file in UTF-8", f"in line {line}. Hint: save it as"],
-                id=encoding,
-            )
-            for encoding, line in (("cp1252", 2), ("utf-16", 1))
-        ),
+        ("lr_shedular: cosine", "Did you mean '--lr_scheduler'?"),
+        ("- lr_scheduler", "must hold a mapping of options to values, such as 'lr_scheduler: cosine'"),
+        ("lr_scheduler: [cosine", "is not valid YAML: while parsing"),
+        ("config: other.yaml", "A file cannot include another one"),
+        ("checkpoints_total_limit: null", "Remove the line to get the default"),
+        ("seed: 1\nseed: 2", "'seed' is given twice"),
+        ("lr_scheduler_kwargs: {d: 2026-01-01}", "2026, 1, 1)}, which is not JSON"),
+        ("seed: 3\n# für\n".encode("cp1252"), "must be a file in UTF-8"),
+        ("seed: 3\n# für\n".encode("utf-16"), "in line 1. Hint: save it as"),
     ],
     ids=str,
 )
-def test_a_wrong_yaml_file_is_named(call, yaml_file, tmp_path, text, parts):
-    assert_told(call(f"--config={yaml_file(text)}", f"--output_dir={tmp_path / 'run'}"), *parts)
+def test_a_wrong_yaml_file_is_named(refused, yaml_file, tmp_path, text, part):
+    error = refused(f"--config={yaml_file(text)}", f"--output_dir={tmp_path / 'run'}")
+    assert "run.yaml" in error
+    assert part in error
 
 
 def test_the_command_line_overrides_yaml(yaml_file):
@@ -222,38 +170,35 @@ def test_the_command_line_overrides_yaml(yaml_file):
 # --- data and models -------------------------------------------------------------------------------------------------
 
 
-def test_plateau_on_too_few_images_to_hold_any_out(call, tmp_path):
+def test_plateau_on_too_few_images_to_hold_any_out(refused, tmp_path):
     folder = image_folder(tmp_path / "images", count=4)
     arguments = ["--resolution=8", "--image_channels=1", *SMALL, f"--cache_dir={tmp_path / 'cache'}"]
-    outcome = call(
-        "--lr_scheduler=reduce_lr_on_plateau", f"--train_data_dir={folder}", *arguments, f"--output_dir={tmp_path / 'run'}"
-    )
-    assert_told(outcome, "'reduce_lr_on_plateau'", "without a validation set", "fewer than five", "more images")
+    arguments += ["--lr_scheduler=reduce_lr_on_plateau", f"--train_data_dir={folder}", f"--output_dir={tmp_path / 'run'}"]
+    assert "must be left out without a validation set, got fewer than five images" in refused(*arguments)
 
 
-FOUR_LEVELS = {
-    "block_out_channels": [8] * 4,
-    "down_block_types": ["DownBlock2D"] * 4,
-    "up_block_types": ["UpBlock2D"] * 4,
-}
+LEVELS = {key: [value] * 4 for key, value in {"down_block_types": "DownBlock2D", "up_block_types": "UpBlock2D"}.items()}
 
 
-@pytest.mark.parametrize(
-    ("change", "arguments", "parts"),
+@cases(
+    "change, part",
     [
-        (FOUR_LEVELS, ["--resolution=12"], ["--resolution 12", "3 times", "by 8", "use 8 or 16"]),
-        ({"in_channels": 3}, [], ["in_channels=3", "must be 1, as the images have", "give --image_channels 3"]),
-        ({"sample_size": 32}, [], ["sample_size=32", "must be 8, as the images have", "give --resolution 32"]),
-        ({"_class_name": "UNet2DConditionModel"}, [], ["UNet2DConditionModel", "trains a UNet2DModel"]),
-        ({"no_such_option": 1}, [], ["UNet2DModel does not take 'no_such_option'"]),
+        ({"block_out_channels": [8] * 4, **LEVELS}, "use 8 or 16"),
+        (
+            {"in_channels": 3},
+            "must be 1, as the images have, got 3. Hint: give --image_channels 3",
+        ),
+        ({"sample_size": 32}, "must be 8, as the images have, got 32. Hint: give --resolution 32"),
+        ({"_class_name": "UNet2DConditionModel"}, "trains a UNet2DModel"),
+        ({"no_such_option": 1}, "UNet2DModel does not take 'no_such_option'"),
     ],
-    ids=str,
 )
-def test_a_model_that_does_not_fit(call, tmp_path, change, arguments, parts):
+def test_a_model_that_does_not_fit(refused, tmp_path, change, part):
     path = tmp_path / "model.json"
     path.write_text(json.dumps({**TINY_UNET, **change}))
-    outcome = call(f"--model_config_name_or_path={path}", *arguments, f"--output_dir={tmp_path / 'run'}")
-    assert_told(outcome, *parts)
+    more = ["--resolution=12"] * ("down_block_types" in change)
+    error = refused(f"--model_config_name_or_path={path}", *more, f"--output_dir={tmp_path / 'run'}")
+    assert part in error
 
 
 # --- the output folder -----------------------------------------------------------------------------------------------
@@ -263,8 +208,8 @@ def test_a_model_that_does_not_fit(call, tmp_path, change, arguments, parts):
 def finished_run(tmp_path_factory):
     """A run of three updates with a checkpoint at the second; tests copy it or leave it as it is."""
     folder = tmp_path_factory.mktemp("finished") / "run"
-    outcome = start(*SMALL, f"--output_dir={folder}")
-    assert outcome.status == 0, outcome.stderr
+    status, _, stderr = start(*SMALL, f"--output_dir={folder}")
+    assert status == 0, stderr
     return folder
 
 
@@ -287,8 +232,8 @@ def test_overwriting_replaces_the_run_and_nothing_else(run_with_foreign_files):
     (folder / "lrlab" / "left-over.txt").write_text("of the old run")
     (folder / "lrlab" / "lr_finder.json").write_text("{}")  # of no run
     arguments = ["--seed=1", "--checkpointing_steps=5", "--overwrite_output_dir", f"--output_dir={folder}"]
-    outcome = start(*SMALL, *arguments)
-    assert outcome.status == 0, outcome.stderr
+    status, _, stderr = start(*SMALL, *arguments)
+    assert status == 0, stderr
     after = contents(folder)
     assert {name: after.get(name) for name in FOREIGN} == FOREIGN
     assert "lrlab/left-over.txt" not in after
@@ -306,18 +251,16 @@ def write_record(folder, **options):
 
 @pytest.mark.parametrize("logging_dir", ["TMP/outside", "../outside", ".", "photos"])
 def test_a_record_cannot_delete_what_is_not_of_its_run(tmp_path, logging_dir):
-    """The record of a run may be somebody else's."""
     folder, outside = tmp_path / "run", tmp_path / "outside"
     for path in (folder / "lrlab", folder / "photos", folder / "logs" / "diffusers_lrlab", outside):
         path.mkdir(parents=True)
         (path / "file").write_text("mine")
         (path / ".tmp-mine").write_text("mine")
-    directory = logging_dir.replace("TMP", str(tmp_path)) if isinstance(logging_dir, str) else logging_dir
     write_record(folder, logging_dir=3)
     with pytest.raises(LabError, match="config.logging_dir must be a text or None, got 3"):
         RunFolder(folder).clear()
     assert (folder / "lrlab" / "file").exists()
-    write_record(folder, logging_dir=directory)
+    write_record(folder, logging_dir=logging_dir.replace("TMP", str(tmp_path)))
     RunFolder(folder).clear()
     assert (outside / "file").read_text() == (folder / "photos" / "file").read_text() == "mine"
     assert (outside / ".tmp-mine").exists()
@@ -326,27 +269,21 @@ def test_a_record_cannot_delete_what_is_not_of_its_run(tmp_path, logging_dir):
     assert (folder / "logs").exists() == (logging_dir == "photos")  # else where logs of trackers are by default
 
 
-def test_a_run_is_not_replaced_by_one_that_cannot_start(call, run_with_foreign_files):
+def test_a_run_is_not_replaced_by_one_that_cannot_start(refused, run_with_foreign_files):
     before = contents(run_with_foreign_files)
-    outcome = call("--train_batch_size=5000", "--overwrite_output_dir", f"--output_dir={run_with_foreign_files}")
-    assert_told(outcome, "batch of 5000")
+    error = refused("--train_batch_size=5000", "--overwrite_output_dir", f"--output_dir={run_with_foreign_files}")
+    assert "batch of 5000" in error
     assert contents(run_with_foreign_files) == before
 
 
-# --- resuming --------------------------------------------------------------------------------------------------------
-
-
-def test_resuming_another_run_says_what_differs_and_changes_nothing(call, finished_run):
+def test_resuming_another_run_says_what_differs_and_changes_nothing(refused, finished_run):
     before = contents(finished_run)
     change = ["--lr_scheduler=linear", "--max_train_steps=9"]
-    outcome = call(*SMALL, *change, "--resume_from_checkpoint=latest", f"--output_dir={finished_run}")
-    differences = "'cosine' then, 'linear' now", "--max_train_steps: 3 then, 9 now"
-    assert_told(outcome, str(finished_run / "checkpoint-3"), *differences, "Resume with the settings", "start a new one")
-    assert "--lr_scheduler_kwargs" not in outcome.stderr  # follows from the schedule
+    error = refused(*SMALL, *change, "--resume_from_checkpoint=latest", f"--output_dir={finished_run}")
+    for part in ("'cosine' then, 'linear' now", "--max_train_steps: 3 then, 9 now", str(finished_run / "checkpoint-3")):
+        assert part in error
+    assert "--lr_scheduler_kwargs" not in error  # follows from the schedule
     assert contents(finished_run) == before
-
-
-# --- a full disk -----------------------------------------------------------------------------------------------------
 
 
 def limit_files(num_bytes):
@@ -359,56 +296,43 @@ def test_a_full_disk_leaves_what_was_there(finished_run, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(finished_run, folder)
     before = contents(folder)
-    outcome = start(
-        *SMALL, "--resume_from_checkpoint=latest", f"--output_dir={folder}", before=functools.partial(limit_files, 2**20)
-    )
-    assert_told(outcome, "No room to write", "Free some space")
+    arguments = (*SMALL, "--resume_from_checkpoint=latest", f"--output_dir={folder}")
+    status, _, stderr = start(*arguments, before=functools.partial(limit_files, 2**20))
+    assert re.search("No room to write .*Free some space", told(status, stderr))
     after = contents(folder)
     assert after.keys() == before.keys()
-    assert {name for name in before if before[name] != after[name]} <= {
-        "lrlab/run.json",
-        "lrlab/metrics.jsonl",
-        "manifest.json",
-    }
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed <= {"lrlab/run.json", "lrlab/metrics.jsonl", "manifest.json"}
     assert json.loads(after["lrlab/run.json"])["run"]["status"] == "failed"
 
 
-# --- real command lines ----------------------------------------------------------------------------------------------
-
-
 def test_a_real_command_line_prints_the_message_alone(tmp_path):
-    outcome = start("--train_batch_size=5000", f"--output_dir={tmp_path / 'run'}")
-    assert_told(outcome, "batch of 5000", "Use at most --train_batch_size 1541")
-    assert outcome.stderr.startswith("error: ")
-    assert outcome.stdout == ""
+    status, stdout, stderr = start("--train_batch_size=5000", f"--output_dir={tmp_path / 'run'}")
+    assert told(status, stderr) == stderr
+    assert "Use at most --train_batch_size 1541" in stderr
+    assert stdout == ""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "status"),
-    [(["--lr_scheduler=cosin"], 2), (["--help"], 0)],
-    ids=str,
-)
-def test_a_typing_error_does_not_wait_for_torch(arguments, status):
+def test_a_typing_error_does_not_wait_for_torch():
     code = f"""
 import runpy, sys
-sys.argv = [{str(SCRIPT)!r}, *{arguments!r}]
-try:
-    runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
-except SystemExit as end:
-    print("status", end.code)
+for argument in ("--help", "--lr_scheduler=cosin"):
+    sys.argv = [{str(SCRIPT)!r}, argument]
+    try:
+        runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
+    except SystemExit as end:
+        print("status", end.code)
 print("loaded", {{"torch", "diffusers", "datasets", "accelerate"}} & set(sys.modules))
 """
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment(), check=True)
-    assert result.stdout.splitlines()[-2:] == [f"status {status}", "loaded set()"]
+    assert [line for line in result.stdout.splitlines() if line.startswith("status")] == ["status 0", "status 2"]
+    assert result.stdout.splitlines()[-1] == "loaded set()"
 
 
-# --- configurations made in Python -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "part"),
+@cases(
+    "options, part",
     [
         ({"learning_rate": "1e-4"}, "learning_rate='1e-4' of TrainingConfig(): must be a number"),
         ({"seed": True}, "seed=True of TrainingConfig(): must be a whole number"),
@@ -417,7 +341,6 @@ print("loaded", {{"torch", "diffusers", "datasets", "accelerate"}} & set(sys.mod
         ({"distance_samples": 1}, "at least 2"),
         ({"logging_dir": "../elsewhere"}, "inside --output_dir"),
     ],
-    ids=str,
 )
 def test_python_gets_the_same_checks(options, part):
     with pytest.raises(LabError, match=re.escape(part)):

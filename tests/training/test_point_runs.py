@@ -21,7 +21,6 @@ from diffusers_lrlab.training.kinds import kind_of
 from diffusers_lrlab.training.plan import make_plan
 from diffusers_lrlab.training.plan_text import describe_plan
 from diffusers_lrlab.training.resolve import resolve_config
-from diffusers_lrlab.training.results import results_of
 
 SMALL = {"_class_name": "MLPDenoiser", "hidden_size": 16, "num_layers": 1, "embedding_size": 8}
 
@@ -110,8 +109,7 @@ def test_a_quick_try_draws_and_measures_no_samples(tmp_path, model):
     assert not (tmp_path / "run/lrlab/samples").exists()
 
 
-@pytest.mark.slow
-def test_the_card_shows_figures_beside_their_floors(finished):
+def test_the_card_shows_figures_beside_their_floors_and_its_examples_run(finished, tmp_path):
     folder, _ = finished
     card, results = (folder / "README.md").read_text(), runs.read_record(folder)["train"]["results"]
     row = next(line for line in card.splitlines() if line.startswith("| KL(data ‖ samples) by 5th"))
@@ -119,11 +117,7 @@ def test_the_card_shows_figures_beside_their_floors(finished):
     for words in ("import diffusers_lrlab", "trust_remote_code=True", "trajectory.png", "40 of 64 points"):
         assert words in card
     assert "images" not in card.partition("## How it was made")[0]
-
-
-def test_the_cards_examples_run(finished, tmp_path):
-    folder, _ = finished
-    blocks = [block.partition("```")[0] for block in (folder / "README.md").read_text().split("```python\n")[1:]]
+    blocks = [block.partition("```")[0] for block in card.split("```python\n")[1:]]
     code = "\n".join(blocks).replace("10_000", "10").replace("num_inference_steps=20", "num_inference_steps=2")
     status, _, error = started.run("-c", code, env=runs.environment(), cwd=tmp_path)
     assert (status, len(blocks)) == (0, 2), error
@@ -152,17 +146,7 @@ def test_a_folder_of_points_trains_by_its_name_alone(tmp_path):
     assert PointDDPMPipeline.from_pretrained(tmp_path / "run")(num_points=3).points.shape == (3, 5)
 
 
-@pytest.mark.pictures
-def test_trackers_are_shown_a_picture_if_nothing_is_held_out(tmp_path, model):
-    trainer = make_trainer(tmp_path, model, num_validation_images=0)
-    pictures = results_of(trainer.run.kind).as_pictures(trainer.run, np.random.default_rng(0).normal(size=(20, 2)))
-    assert pictures.shape == (1, 320, 320, 3)
-    assert pictures.dtype == np.uint8
-    assert len(np.unique(pictures)) > 2
-
-
 def test_a_stream_is_not_read_to_its_end(tmp_path, model):
-    """It may have none."""
     options, _ = streamed(tmp_path, 900)
     trainer = make_trainer(tmp_path / "run", model, **{**options, "num_validation_images": 0})
     assert trainer.run.data.num_images is None
@@ -221,9 +205,6 @@ def test_a_stream_whose_shards_changed_is_not_resumed(tmp_path, model):
     first.write_bytes(contents[0])
     with pytest.raises(LabError, match=r"with other settings:\n  data: .*'shards': 4, 'rows': 100.*'shards': 1"):
         make_trainer(tmp_path / "run", model, **options).resume(checkpoint)
-
-
-# --- wrong input -----------------------------------------------------------------------------------------------------
 
 
 def test_points_on_another_scale_than_the_noise_are_told(tmp_path):

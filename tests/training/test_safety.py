@@ -1,15 +1,15 @@
 """Nothing of a training is lost: what is damaged is noticed, what is done twice is refused, and no signal is swallowed."""
 
-import functools
 import json
 import os
 import re
 import shutil
 import signal
+from pathlib import Path
 
+import helpers
 import pytest
 import runs
-import started
 import torch.distributed as dist
 from faults.cases import LATEST, MODEL, OPTIONS, differences
 from faults.injected import DAMAGE
@@ -22,6 +22,7 @@ from diffusers_lrlab.core.manifest import find_damage
 from diffusers_lrlab.core.program import InterruptGuard
 from diffusers_lrlab.study.context import StudyInterrupted, stops_explained
 from diffusers_lrlab.training.checkpoints import CheckpointWriter
+from diffusers_lrlab.training.pipeline import save_pipeline
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.resume import find_checkpoint
 from diffusers_lrlab.training.run_folder import RunFolder
@@ -109,9 +110,6 @@ def test_latest_goes_on_from_the_newest_that_is_whole(base, finished, copy):
     assert not differences(finished, copy)
 
 
-# --- one run at a time -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_the_second_start_is_refused(base, tmp_path):
     folder = tmp_path / "run"
@@ -167,28 +165,14 @@ def test_files_and_folders_do_not_replace_each_other(tmp_path):
     assert ((tmp_path / "folder").is_dir(), (tmp_path / "file").read_text()) == (True, "mine")
 
 
-def remove_when_written(update, folder):
-    """Called in the process, first: the folder goes while the checkpoint of that update is written."""
-    write = CheckpointWriter._write
-
-    def and_remove(writer, path, *contents):
-        if path == folder / f"checkpoint-{update}":
-            shutil.rmtree(folder)
-        write(writer, path, *contents)
-
-    CheckpointWriter._write = and_remove
-
-
-@pytest.mark.slow
-def test_a_folder_that_is_removed_while_a_checkpoint_is_written(base, tmp_path):
-    """Before there is a row of the log."""
-    remove, late = (
-        functools.partial(remove_when_written, 2, tmp_path / "run"),
-        ("--logging_steps=8", "--validation_steps=100"),
-    )
-    error = start(base, tmp_path / "run", *late, before=remove, expect=2)
-    assert "lrlab' was removed while the run was writing there. Hint: leave the folder of a run alone" in error
-    assert not (tmp_path / "run" / "checkpoint-2").exists()
+def test_a_folder_that_is_removed_while_the_run_writes_there_is_told(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.write_record({})
+    shutil.rmtree(tmp_path / "run")
+    for write in (lambda: folder.append_metrics({"update": 1}), lambda: folder.write_record({}), folder.check_there):
+        with pytest.raises(LabError, match="lrlab' was removed while the run was writing there. Hint: leave the folder of"):
+            write()
+    assert not (tmp_path / "run").exists()
 
 
 # --- signals and the pipeline -----------------------------------------------------------------------------------------
@@ -253,31 +237,22 @@ def test_a_library_that_catches_every_exception_does_not_hide_a_stop(tmp_path):
         import_as_diffusers_does()
 
 
-@pytest.mark.slow
-def test_the_index_of_a_pipeline_is_there_only_while_it_is_whole(base, copy):
-    """Whatever is renamed or removed when a pipeline is replaced, the index is gone by then, and comes last."""
-    before = {path.name for path in copy.iterdir()}
-    status, _, error = started.run(
-        runs.SCRIPT, *arguments(base, copy), LATEST, env=runs.environment(), before=whole_or_nothing_watched
-    )
-    assert status == 0, error
-    assert {path.name for path in copy.iterdir()} == before
-
-
-def whole_or_nothing_watched():
-    """Called in the process, first."""
-    from pathlib import Path
-
-    replace = os.replace
+def test_the_index_of_a_pipeline_is_there_only_while_it_is_whole(tmp_path, monkeypatch):
+    """It is gone before anything is renamed when a pipeline is replaced, and comes last."""
+    small = {"dataset_name": "moons", "max_train_steps": 2, "num_validation_images": 0}
+    run = helpers.make_trainer(tmp_path / "trainer", small, {"dimension": 2, "hidden_size": 8, "embedding_size": 4}).run
+    replace, folder, renamed = os.replace, tmp_path / "run", []
+    index = folder / "model_index.json"
+    folder.mkdir()
+    save_pipeline(run, folder)
+    before = {path.name for path in folder.iterdir()}
 
     def watched(old, new):
-        parts = Path(old).parts + Path(new).parts
-        if any(part.endswith("-pipeline") for part in parts):
-            index = next(parent for parent in Path(new).parents if (parent / "lrlab").exists()) / "model_index.json"
-            assert not index.exists()
-            replace(old, new)
-            assert index.exists() == (Path(old).name == "model_index.json")
-        else:
-            replace(old, new)
+        assert not index.exists()
+        replace(old, new)
+        assert index.exists() == (Path(new) == index)
+        renamed.append(Path(new).name)
 
-    os.replace = watched
+    monkeypatch.setattr(os, "replace", watched)
+    save_pipeline(run, folder)
+    assert {path.name for path in folder.iterdir()} == before < {*renamed}

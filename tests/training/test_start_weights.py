@@ -1,7 +1,8 @@
-"""Runs that start from weights: what is refused before data are read, whose weights they have, resuming, repeating."""
+"""Runs that start from weights: what is refused before data are read, weights of models and pipelines, resuming, the Hub."""
 
 import json
 import shutil
+from unittest.mock import Mock
 
 import pytest
 import runs
@@ -12,8 +13,10 @@ from continued_runs import repeated_options
 from diffusers import DDPMScheduler, UNet2DModel
 from diffusers.training_utils import EMAModel
 from faults.cases import MODEL, OPTIONS
+from registrations import restored
 from runs import TINY_UNET
 from safetensors.torch import load_file, save_file
+from tables import cases
 
 from diffusers_lrlab import MLPDenoiser, TrainingConfig
 from diffusers_lrlab.core.errors import LabError
@@ -60,27 +63,23 @@ def models(tmp_path_factory):
     return base
 
 
-REFUSED = {
-    "no folder": (DIGITS, "nowhere/at/all", "must be a folder, or a Hub id.*no such folder exists"),
-    "another class": (MOONS, "unet", "must be weights of a MLPDenoiser, got those of a UNet2DModel.*--denoiser"),
-    "other channels": (DIGITS, "rgb", "in_channels=3 of the model.*--image_channels 3"),
-    "no weights": (DIGITS, "weightless", "no weights beside the config.json"),
-    "damaged weights": (DIGITS, "damaged", "its weights cannot be loaded"),
-    "missing weights": (DIGITS, "missing", "missing: conv_in"),
-    "weights that misfit": (DIGITS, "misfit", "conv_in.weight"),
-    "a LoRA beside": (DIGITS, "beside", "without a LoRA beside it.*fuse_lora"),
-}
+REFUSED = [
+    (DIGITS, "nowhere/at/all", "must be a folder, or a Hub id.*no such folder exists"),
+    (MOONS, "unet", "must be weights of a MLPDenoiser, got those of a UNet2DModel.*--denoiser"),
+    (DIGITS, "rgb", "in_channels=3 of the model.*--image_channels 3"),
+    (DIGITS, "weightless", "no weights beside the config.json"),
+    (DIGITS, "damaged", "its weights cannot be loaded"),
+    (DIGITS, "missing", "missing: conv_in"),
+    (DIGITS, "misfit", "conv_in.weight"),
+    (DIGITS, "beside", "without a LoRA beside it.*fuse_lora"),
+]
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_contradicts_is_refused_before_data_are_read(models, monkeypatch, tmp_path, case):
-    def read(*_):
-        raise AssertionError("data were read")
-
+@cases("of_data, start, message", REFUSED)
+def test_what_contradicts_is_refused_before_data_are_read(models, monkeypatch, tmp_path, of_data, start, message):
     for module, name in ((loading, "load_image_data"), (points, "load_point_data")):
-        monkeypatch.setattr(module, name, read)
+        monkeypatch.setattr(module, name, Mock(side_effect=AssertionError("data were read")))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    of_data, start, message = REFUSED[case]
     config = TrainingConfig(**of_data, pretrained_model_name_or_path=str(models / start), output_dir=str(tmp_path / "run"))
     with pytest.raises(LabError, match=message):
         run_training(config)
@@ -199,7 +198,7 @@ def test_a_named_denoiser_starts_from_weights(models, tmp_path):
 )
 def test_a_named_denoiser_knows_the_labels_of_the_data(models, tmp_path, start, labels, told):
     options = {**DIGITS, "label_column": labels, "pretrained_model_name_or_path": str(models / start)}
-    with DENOISERS.temporarily():
+    with restored(DENOISERS):
         register_denoiser("labelled_unet", description="a UNet", source="diffusers")(UNet2DModel)
         with pytest.raises(LabError, match=f"num_class_embeds={told}, as in the data 'digits'"):
             run_training(TrainingConfig(**options, denoiser="labelled_unet", output_dir=str(tmp_path / "run")))
@@ -230,7 +229,3 @@ def test_a_start_on_the_hub_is_recorded_by_its_commit_which_its_options_have(mod
     status, _, stderr = started.run(runs.SCRIPT, *again, env=hub.env)
     assert status == 0, stderr
     assert runs.read_record(tmp_path / "again")["train"]["started_from"] == record["train"]["started_from"]
-    wrong = call(tmp_path / "wrong", "--pretrained_model_name_or_path=somebody/unet@gone")
-    status, _, stderr = started.run(runs.SCRIPT, *wrong, env=hub.env)
-    assert status == 2
-    assert "must be a folder, or a Hub id (USER/NAME), with the revision 'gone'" in stderr

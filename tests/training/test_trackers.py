@@ -5,24 +5,15 @@ import sys
 
 import numpy as np
 import pytest
-import yaml
 from accelerate.state import AcceleratorState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
+from small_studies import BASE, ONE, TINY, study, without_report
 
 from diffusers_lrlab import LabError, TrainingConfig, train
-from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.training.resolve import resolve_config
 
-TINY = {"_class_name": "MLPDenoiser", "dimension": 2, "hidden_size": 16, "embedding_size": 8, "num_layers": 1}
-SMALL = {
-    "dataset_name": "dino",
-    "max_train_steps": 4,
-    "train_batch_size": 8,
-    "num_validation_images": 16,
-    "ddpm_num_steps": 10,
-    "num_inference_steps": 2,
-    "lr_warmup_steps": 0,
-}
+SMALL = {"dataset_name": "dino", "max_train_steps": 4, "train_batch_size": 8, "num_validation_images": 16}
+SMALL |= {"ddpm_num_steps": 10, "num_inference_steps": 2, "lr_warmup_steps": 0}
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +24,7 @@ def accelerate_begins_anew():
 
 @pytest.fixture
 def shown(monkeypatch):
-    """What two trackers of somebody's own are shown, one of which takes pictures, with everything in order."""
+    """What two trackers are shown, in order; one of them takes pictures."""
     shown = []
 
     class Numbers(GeneralTracker):
@@ -95,23 +86,15 @@ def test_several_trackers_are_shown_a_run(tmp_path, shown, model):
         assert len(of(shown, name, "finish")) == 1
     assert not of(shown, "numbers", "images")
     pictures = {name: picture for _, values in of(shown, "pictures", "images") for name, picture in values.items()}
-    assert set(pictures) == {"samples", "plots/loss", "plots/lr", "plots/timesteps"}
+    assert set(pictures) == {"plots/loss", "plots/lr", "plots/timesteps", "plots/samples"}
     assert all(picture.dtype == np.uint8 and picture.shape[3] == 3 for picture in pictures.values())
 
 
 @pytest.mark.slow
-def test_the_runs_of_a_study_are_a_group(tmp_path, shown, model, capsys):
-    spec = {
-        "base": {**model, **{key: SMALL[key] for key in SMALL if key != "dataset_name"}, "logger": "numbers"},
-        "arms": {"constant": {"lr_scheduler": "constant"}, "cosine": {"lr_scheduler": "cosine"}},
-        "datasets": ["dino"],
-        "seeds": 1,
-        "metrics": ["energy_distance"],
-        "evaluation_points": 2,
-    }
-    (tmp_path / "study.yaml").write_text(yaml.safe_dump(spec))
-    command = ["study", "run", str(tmp_path / "study.yaml"), f"--out={tmp_path / 'out'}", "--executor=stacked"]
-    assert main(command) == 0, capsys.readouterr().err
+def test_the_runs_of_a_study_are_a_group(tmp_path, shown, model):
+    base = {**BASE, **model, "max_train_steps": 4, "distance_samples": 16, "num_inference_steps": 2, "logger": "numbers"}
+    with without_report():
+        study(tmp_path, tmp_path / "out", "--executor=stacked", **ONE, base=base)
     starts = [values for _, values in of(shown, "numbers", "start")]
     about = sorted((values["arm"], values["dataset"], values["seed"]) for values in starts)
     assert about == [("constant", "dino", 0), ("cosine", "dino", 0)]

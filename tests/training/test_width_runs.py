@@ -7,8 +7,8 @@ import helpers
 import pytest
 import runs
 import torch
-from safetensors.torch import load_file
 from tables import cases
+from trainer_states import assert_same
 
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.core.errors import LabError
@@ -64,8 +64,7 @@ def test_a_resumed_run_ends_with_the_same_bits(whole, tmp_path):
     shutil.copytree(folder, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoint-6")
     runs.run(*POINTS, f"--output_dir={tmp_path / 'run'}", "--resume_from_checkpoint=latest")
-    weights = [load_file(path / "denoiser" / "diffusion_pytorch_model.safetensors") for path in (folder, tmp_path / "run")]
-    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+    assert_same(runs.read_weights(tmp_path / "run/denoiser"), runs.read_weights(folder / "denoiser"))
     assert runs.read_metrics(folder) == runs.read_metrics(tmp_path / "run")
 
 

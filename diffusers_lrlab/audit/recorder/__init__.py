@@ -63,9 +63,10 @@ class Recorder:
         for kind in vars(lr_scheduler).values():
             if isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler):
                 if "__init__" in vars(kind):
-                    self._wrap(kind, "__init__", after=self._note_scheduler)
+                    self._wrap(kind, "__init__", after=self._for_optimizer(Watched.note_scheduler))
                 if "step" in vars(kind):
-                    self._wrap(kind, "step", self._before_scheduler_step, self._after_scheduler_step)
+                    around_step = Watched.before_scheduler_step, Watched.after_scheduler_step
+                    self._wrap(kind, "step", *map(self._for_optimizer, around_step))
         atexit.register(self._quietly, self._finish)
 
     def _wrap(
@@ -148,22 +149,16 @@ class Recorder:
 
     # --- schedulers ---------------------------------------------------------------------------------------------------
 
-    def _note_scheduler(self, scheduler: Any) -> None:
-        if (watched := self._watched_by(scheduler)) is not None:
-            watched.note_scheduler(scheduler)
+    def _for_optimizer(self, call: Callable[[Watched, Any], None]) -> Callable[[Any], None]:
+        """A hook on schedulers: calls a method of what is known of the optimizer of each."""
 
-    def _before_scheduler_step(self, scheduler: Any) -> None:
-        self._notice_unseen_steps()
-        if (watched := self._watched_by(scheduler)) is not None:
-            watched.before_scheduler_step(scheduler)
+        def notify(scheduler: Any) -> None:
+            self._notice_unseen_steps()
+            optimizer = bare_optimizer(getattr(scheduler, "optimizer", None))
+            if optimizer is not None:
+                call(self.optimizers.find(optimizer), scheduler)
 
-    def _after_scheduler_step(self, scheduler: Any) -> None:
-        if (watched := self._watched_by(scheduler)) is not None:
-            watched.after_scheduler_step(scheduler)
-
-    def _watched_by(self, scheduler: Any) -> Watched | None:
-        optimizer = bare_optimizer(getattr(scheduler, "optimizer", None))
-        return None if optimizer is None else self.optimizers.find(optimizer)
+        return notify
 
     # --- gradients ----------------------------------------------------------------------------------------------------
 

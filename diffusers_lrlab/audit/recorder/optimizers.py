@@ -133,10 +133,6 @@ class Watched:
             self.schedulers.note_step(scheduler)
             self.position = position(self.schedulers.current())
 
-    def has_gradients(self) -> bool:
-        groups = getattr(self.optimizer, "param_groups", [])
-        return any(weight.grad is not None for group in groups for weight in group["params"])
-
     def count_backward(self) -> None:
         self.num_backward += 1
         if self._version is None:
@@ -173,7 +169,9 @@ class Optimizers:
     def count_backward(self) -> None:
         is_only = len(self._all) == 1
         for each in self._all:
-            if is_only or each.has_gradients():  # a generator has none of its discriminator's backward passes
+            groups = getattr(each.optimizer, "param_groups", [])
+            # A generator has none of its discriminator's backward passes.
+            if is_only or any(weight.grad is not None for group in groups for weight in group["params"]):
                 each.count_backward()
 
     def reset_backward(self, module: Any) -> None:

@@ -26,12 +26,8 @@ from ..host.watched_schedule import WatchedSchedule
 from ..installed_hooks import Hook, Host
 from ..registration import build_for_library
 
-_NOT_OF_SCHEDULES = (
-    "optimizer",
-    "num_warmup_steps",
-    "num_training_steps",
-    "last_epoch",
-)  # arguments of diffusers' functions
+# Arguments of diffusers' functions that are no parameters of a schedule.
+_NOT_OF_SCHEDULES = ("optimizer", "num_warmup_steps", "num_training_steps", "last_epoch")
 
 
 def recognise(script: HostScript) -> str:
@@ -218,8 +214,9 @@ class HostClock:
                     "--num_updates N to diffusers_lrlab.launch.",
                 )
             return
-        given = watched.given
-        warmup = self._asked_warmup(watched)
+        given, asked = watched.given, self.run.arguments.get("lr_warmup_steps")
+        # By the script's option if the schedule has a multiple of it.
+        warmup = int(asked if given.warmup_updates and asked and given.warmup_updates % asked == 0 else given.warmup_updates)
         if warmup >= num_updates:
             text = f"warm-up of {counted(warmup, 'update')} does not fit into the script's {counted(num_updates, 'update')}"
             self._complain(f"{text}: the learning rate will not reach its peak.", "Shorten it (--lr_warmup_steps).")
@@ -236,17 +233,9 @@ class HostClock:
                 raise LabError(f"--strict_lr_audit: {deviation}")
             self.run.warn(deviation)
 
-    def _asked_warmup(self, watched: WatchedSchedule) -> int:
-        """Warm-up updates, by the script's option if the schedule has a multiple of it, or by the schedule."""
-        given, asked = watched.given.warmup_updates, self.run.arguments.get("lr_warmup_steps")
-        return int(asked if given and asked and given % asked == 0 else given)
-
     def _correct(self, watched: WatchedSchedule, num_updates: int) -> None:
-        clock, wrapper, scheduler = (
-            watched.expected,
-            watched.wrapper,
-            cast(CurveLR, watched.scheduler),
-        )  # our functions build all
+        clock, wrapper = watched.expected, watched.wrapper
+        scheduler = cast(CurveLR, watched.scheduler)  # our functions build all
         watched.given, watched.steps_per_update = clock, 1
         vars(scheduler)["steps_per_update"] = 1  # saved with its state, for a resume
         scheduler.replan(clock.warmup_updates, clock.total_updates)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from accelerate.utils import SAFE_WEIGHTS_NAME, save
 from diffusers.utils import logging
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -217,31 +216,16 @@ class TrainedModels:
         return [hook for hook in hooks if hook.__module__ != __name__]
 
     def save(self, folder: Path) -> None:
-        """
-        Saves the current weights in the script's format.
-
-        If the script has hooks, this does what `accelerator.save_state` does: hooks save weights and remove them from the
-        list, or leave them to accelerate.
-        """
+        """Saves the current weights in the script's format: by its hooks, else by the models themselves."""
         hooks = self._hooks()
         with torch.random.fork_rng(devices=[]), _without_config_warnings():
-            if hooks:
-                self._save_by(hooks, folder)
+            if not hooks:
+                for index, model in enumerate(self.run.models):
+                    cast(Any, model).save_pretrained(folder / f"model_{index}" if index else folder)
                 return
-            for index, model in enumerate(self.run.models):
-                cast(Any, model).save_pretrained(folder / f"model_{index}" if index else folder)
-
-    def _save_by(self, hooks: list[Callable[..., None]], folder: Path) -> None:
-        get_state_dict = self.run.accelerator.get_state_dict
-        weights = [get_state_dict(model, unwrap=False) for model in self._prepared]
-        models = {id(state): model for state, model in zip(weights, self._prepared, strict=True)}
-        for hook in hooks:
-            hook([*self._prepared], weights, str(folder))
-        for index, state in enumerate(weights):
-            # By the model's own names: in a checkpoint they start with the wrapper's, such as DDP's.
-            left = get_state_dict(models[id(state)]) if id(state) in models else state
-            name = SAFE_WEIGHTS_NAME.replace(".", f"_{index}.") if index else SAFE_WEIGHTS_NAME
-            save(left, folder / name, safe_serialization=True)
+            weights = [self.run.accelerator.get_state_dict(model, unwrap=False) for model in self._prepared]
+            for hook in hooks:  # which take what they save out of the list
+                hook([*self._prepared], weights, str(folder))
 
     def how_to_load(self, folder: Path) -> str | None:
         """The call that loads the weights in a folder of [`save`], in Python; `None` if none would."""
@@ -251,10 +235,7 @@ class TrainedModels:
             (path.parent, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.rglob("config.json"))
         ]
         names = {path: about.get("_class_name") or about.get("architectures", ["AutoModel"])[0] for path, about in configs}
-        if names:
-            return " and ".join(f"{name}.from_pretrained({str(path)!r})" for path, name in names.items())
-        weights = folder / SAFE_WEIGHTS_NAME
-        return f"safetensors.torch.load_file({str(weights)!r})" if weights.exists() else None
+        return " and ".join(f"{name}.from_pretrained({str(path)!r})" for path, name in names.items()) or None
 
     def save_tensors(self, path: Path, tensors: list[torch.Tensor], metadata: dict[str, str]) -> None:
         """Writes one tensor for each parameter, by its name."""

@@ -77,7 +77,7 @@ class FindLrHook:
         changed: dict[str, Any] = {"output_dir": self._temporary, "push_to_hub": False}
         length = next((name for name in ("max_train_steps", "num_epochs", "num_train_epochs") if name in given), None)
         if length:
-            changed[length] = self.test.most_updates
+            changed[length] = len(self.test.lrs)
         for name in changed.keys() & given.keys():
             setattr(namespace, name, changed[name])
 

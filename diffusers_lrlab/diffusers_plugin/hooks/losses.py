@@ -3,6 +3,7 @@
 Scripts for flow matching reduce their losses by hand, with the weights of SD3's function, which are multiplied there.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -75,7 +76,6 @@ class LossHook:
         self.num_seen = 0  # losses that were weighted
         self.on_losses: list[Callable[[torch.Tensor, torch.Tensor], None]] = []
         self._num_batches = 0  # of timesteps, up to the last whose losses were seen
-        self._table: torch.Tensor | None = None
 
     def install(self) -> None:
         if self.weighs and self.by_sigma:
@@ -87,26 +87,20 @@ class LossHook:
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
-    @property
+    @functools.cached_property
     def table(self) -> torch.Tensor:
         """The weights of all timesteps on the script's own error, without those for a density: float32 `(T,)`."""
-        if self._table is None:
-            assert self.timesteps.timesteps is not None
-            # On the device of the timesteps, so that nothing is copied for each loss.
-            self._table = self._make_table().to(self.timesteps.timesteps.device)
-        return self._table
-
-    def _make_table(self) -> torch.Tensor:
         self.check_own_weights("--loss_weighting", self.by_sigma)
-        levels = self.timesteps.levels
+        levels, drawn = self.timesteps.levels, self.timesteps.timesteps
         assert levels is not None
-        if self.is_plain:
-            return torch.ones(levels.num_train_timesteps)
-        table = LossWeighting(self.name, self.kwargs, levels, self.timesteps.prediction_type).table
-        if self.by_sigma and self.run.arguments.get("precondition_outputs"):
-            # SD3's scripts convert the predicted velocity to data, whose squared error is sigma^2 times as large.
-            table = table * torch.from_numpy((1 + levels.snr**0.5) ** 2)
-        return table.float()
+        assert drawn is not None
+        table = torch.ones(levels.num_train_timesteps)
+        if not self.is_plain:
+            table = LossWeighting(self.name, self.kwargs, levels, self.timesteps.prediction_type).table
+            if self.by_sigma and self.run.arguments.get("precondition_outputs"):
+                # SD3's scripts convert the predicted velocity to data, whose squared error is sigma^2 times as large.
+                table = table * torch.from_numpy((1 + levels.snr**0.5) ** 2)
+        return table.float().to(drawn.device)  # so that nothing is copied for each loss
 
     def check_own_weights(self, option: str, by_sigma: bool = False) -> None:
         """Before the first loss: an error if the script weights losses itself, or a batch holds other images as well."""

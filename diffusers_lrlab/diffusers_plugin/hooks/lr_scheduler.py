@@ -23,12 +23,12 @@ from ...core.words import counted
 from ...schedules.expected import resolve_length
 from ...schedules.schedule import ENDLESS, Schedule, describe_schedule, resolve_schedule
 from ..host.driven_optimizer import UNSEEN, DrivenOptimizer, optimizers_in
+from ..host.run import LR_OPTIONS
 from ..host.source import HostScript, lines_of
 from ..installed_hooks import Hook, Host
 from .clock import HostClock
 
 _OPTIM = os.path.dirname(torch.optim.__file__)
-_OWN_OPTIONS = ("--lr_scheduler", "--lr-scheduler", "--lr_scheduler_type")
 
 
 def recognise(script: HostScript) -> str:
@@ -60,7 +60,7 @@ def make(host: Host) -> Hook:
         raise LabError(
             "--fix_lr_clock has no effect with --lr_scheduler, whose schedule takes one step per update. Remove it."
         )
-    own = [word for word in options.arguments if word.partition("=")[0] in _OWN_OPTIONS]
+    own = [word for word in options.arguments if word.partition("=")[0] in LR_OPTIONS]
     if own:
         raise LabError(
             f"--lr_scheduler {spec}: must be the only schedule, got another one for the program itself ({own[0]} after its "
@@ -107,7 +107,7 @@ class LrSchedulerHook:
         optimizers[0]._patch_step_function()  # torch's hooks, which a step that the program gave the class lacks
         with self._replacing(driven):
             make(scheduler, *args, **kwargs)
-            driven.add(scheduler)
+            driven.schedulers.append(scheduler)
         if driven not in self._scheduled:
             self._scheduled.append(driven)
 
@@ -191,9 +191,7 @@ class LrSchedulerHook:
             return
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise LabError(f"{self.option}: a step in a CUDA graph has the same rate at every replay. Switch the graph off.")
-        driven.before_step()
-        driven.say_if_past_end(self.option)
-        driven.audit_step()
+        driven.before_step(self.option)
 
     def _after_step(self, optimizer: Optimizer) -> None:
         if self._driven is not None and self._driven.optimizer is optimizer:
@@ -241,8 +239,9 @@ class LrSchedulerHook:
 
     def _announce(self, driven: DrivenOptimizer, length: str) -> None:
         optimizer = type(driven.optimizer).__name__
-        replaced = f"replaces {driven.replaced()} of {optimizer}"
-        if not driven.schedulers:
+        schedulers = ", ".join(type(each).__name__ for each in driven.schedulers)  # and those that they hold
+        replaced = f"replaces {schedulers} of {optimizer}"
+        if not schedulers:
             replaced = f"drives {optimizer}, for which the program makes no scheduler"
         peak = max(group["initial_lr"] for group in driven.optimizer.param_groups)
         text = f"{self.option} {replaced}: {length}, from a learning rate of {peak:.4g}."

@@ -115,9 +115,11 @@ class OptimizerHook:
         given |= given.pop("kwargs", {})
         groups = _as_groups(params)
         optimizer = self._replaced(groups, given)
-        if len(optimizer.param_groups) != len(groups) and (line := self._line_of_group_index()):
+        assigned = ((node.lineno, ast.unparse(target)) for node in self.script.nodes(ast.Assign) for target in node.targets)
+        lines = [line for line, target in assigned if "param_groups[" in target]
+        if lines and len(optimizer.param_groups) != len(groups):
             raise LabError(
-                f"--optimizer: the script indexes parameter groups (line {line}), whose order would change. Remove "
+                f"--optimizer: the script indexes parameter groups (line {lines[0]}), whose order would change. Remove "
                 "--optimizer."
             )
         rates = {group["lr"] for group in optimizer.param_groups if group["lr"]}
@@ -163,11 +165,6 @@ class OptimizerHook:
         if untrained := untrained_in_words(optimizer, (each for group in groups for each in group["params"])):
             self.run.warn(f"{name}: {untrained}")
         return optimizer
-
-    def _line_of_group_index(self) -> int | None:
-        """The line where the script assigns something to `optimizer.param_groups[1]`, for instance."""
-        targets = ((node.lineno, ast.unparse(target)) for node in self.script.nodes(ast.Assign) for target in node.targets)
-        return next((line for line, target in targets if "param_groups[" in target), None)
 
     # --- errors -------------------------------------------------------------------------------------------------------
 

@@ -135,19 +135,17 @@ class TimestepHook:
             names = ", ".join(sorted({type(scheduler).__name__ for scheduler in found})) or "none"
             raise NotRecognised(f"the noise scheduler of its timesteps is ambiguous or missing; found: {names}")
         self.scheduler, self.levels = found[0], levels[0]
-        if self.name is not None:
-            self.sampler = self._make_sampler(self.name, self.levels)
-
-    def _make_sampler(self, name: str, levels: NoiseLevels) -> TimestepSampler:
+        if self.name is None:
+            return
         num_updates = self.clock.count_updates()
-        if num_updates is None and "curriculum" in TIMESTEP_SAMPLERS[name].traits:
+        if num_updates is None and "curriculum" in TIMESTEP_SAMPLERS[self.name].traits:
             raise LabError(
-                f"--timestep_sampler {name!r} changes over the run, whose length the script's arguments do not "
+                f"--timestep_sampler {self.name!r} changes over the run, whose length the script's arguments do not "
                 "determine. Give --num_updates N before its name."
             )
-        if warning := contradiction(name, self.prediction_type):
+        if warning := contradiction(self.name, self.prediction_type):
             self.run.warn(warning)
-        return TimestepSampler(name, self.kwargs, levels, num_updates)
+        self.sampler = TimestepSampler(self.name, self.kwargs, self.levels, num_updates)
 
     @property
     def prediction_type(self) -> str:
@@ -192,11 +190,8 @@ class TimestepHook:
         num_updates = self.clock.count_updates()
         if num_updates is None or sampler.began():
             return
-        if (beginning := sampler.beginning(self.global_batch(), num_updates)) is not None:
-            before = str(self.kwargs.get("before"))
-            beginning.check(sampler.name, before)
-            if warning := beginning.warning(sampler.name, before):
-                self.run.warn(warning)
+        if warning := sampler.check_length(num_updates, self.global_batch()):
+            self.run.warn(warning)
 
     def _layout(self) -> tuple[int, int, int]:
         """Micro-batches of an update, processes, and the index of this process."""
@@ -212,21 +207,14 @@ class TimestepHook:
     def report(self) -> str:
         if self.name is None:
             return ""
-        replaced = counted(self.num_seen, "batch")
-        return f"--timestep_sampler {self.name}: timesteps of {replaced} replaced.{self._of_density()}"
-
-    def _of_density(self) -> str:
-        """When a density that waits for losses began, and what holds it in another run."""
-        if self.sampler is None:
-            return ""
-        began, held = self.sampler.began(), self.sampler.held()
-        lines = []
+        lines = [f"--timestep_sampler {self.name}: timesteps of {counted(self.num_seen, 'batch')} replaced."]
+        began, held = (None, "") if self.sampler is None else (self.sampler.began(), self.sampler.held())
         if began is not None:
             when = f"began at update {began:,}" if began else "has not begun: it waits for its warm-up and for losses"
             lines.append(f"Its own density of the timesteps {when}.")
         if held:
             lines.append(f"To keep its last density fixed in another run: --timestep_sampler '{held}'.")
-        return "".join(f"\n{line}" for line in lines)
+        return "\n".join(lines)
 
 
 def _is_index_scheduler(scheduler: Any, num: int) -> bool:

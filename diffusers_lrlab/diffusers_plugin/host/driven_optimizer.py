@@ -44,9 +44,6 @@ class DrivenOptimizer(AuditedSchedule):
 
     # --- the program's schedulers -------------------------------------------------------------------------------------
 
-    def add(self, scheduler: LRScheduler) -> None:
-        self.schedulers.append(scheduler)
-
     def note_scheduler_step(self, scheduler: LRScheduler, *given: Any) -> None:
         """Counts a step; one with a position, such as `scheduler.step(100)`, starts the count anew."""
         sets_position = any(type(each) is int and each == scheduler.last_epoch for each in given)
@@ -77,14 +74,6 @@ class DrivenOptimizer(AuditedSchedule):
             scheduler._last_lr = self.rates()
             if self.curve is not None:
                 vars(scheduler)[COUNT] = self.update
-
-    def replaced(self) -> str:
-        """The classes of the schedulers, such as `"SequentialLR (LinearLR, CosineAnnealingLR)"`."""
-        names, inner = [], {id(part) for scheduler in self.schedulers for part in _parts_of(scheduler)}
-        for scheduler in (each for each in self.schedulers if id(each) not in inner):
-            parts = ", ".join(type(part).__name__ for part in _parts_of(scheduler))
-            names.append(f"{type(scheduler).__name__}{f' ({parts})' if parts else ''}")
-        return " and ".join(names)
 
     # --- the schedule of the launcher ---------------------------------------------------------------------------------
 
@@ -147,7 +136,7 @@ class DrivenOptimizer(AuditedSchedule):
     def _expect_other_rates(self, *_: Any) -> None:
         self._may_differ = True
 
-    def before_step(self) -> None:
+    def before_step(self, option: str) -> None:
         """Sets and audits the rates of the coming update."""
         self._check_parts()
         assert self.curve is not None
@@ -158,9 +147,7 @@ class DrivenOptimizer(AuditedSchedule):
         if self._may_differ or not self._has_its_rates():
             self._write(self.curve)
             self._may_differ = False
-
-    def audit_step(self) -> None:
-        assert self.curve is not None
+        self._say_if_past_end(option)
         self.check([self.curve.values(self._position, group) for group in range(len(self._base_lrs))], self._base_lrs)
 
     def after_step(self) -> None:
@@ -174,7 +161,7 @@ class DrivenOptimizer(AuditedSchedule):
             return 0
         return max(self.update - max(self.last_update + 1, self._num_before or 0), 0)
 
-    def say_if_past_end(self, option: str) -> None:
+    def _say_if_past_end(self, option: str) -> None:
         """Before an update: a line if it is the first one after the last of the curve."""
         if self.last_update is None or self.update <= self.last_update or self._has_said_end:
             return
@@ -240,9 +227,3 @@ def optimizers_in(values: Any) -> list[Optimizer]:
         elif isinstance(value, LRScheduler):
             found += [bare_optimizer(value.optimizer)]
     return found
-
-
-def _parts_of(scheduler: LRScheduler) -> list[LRScheduler]:
-    """The schedulers that a scheduler holds, such as those of a `SequentialLR` or the one after a warm-up."""
-    held = [each for value in vars(scheduler).values() for each in (value if isinstance(value, list | tuple) else [value])]
-    return [each for each in held if isinstance(each, LRScheduler)]

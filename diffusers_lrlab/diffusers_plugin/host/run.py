@@ -22,7 +22,7 @@ from ...schedules.schedule import resolve_schedule
 from .patches import Patches
 from .source import HostScript, NotRecognised
 
-_LR_OPTIONS = {"--lr_scheduler", "--lr-scheduler", "--lr_scheduler_type"}
+LR_OPTIONS = {"--lr_scheduler", "--lr-scheduler", "--lr_scheduler_type"}
 
 
 class HostRun:
@@ -95,7 +95,7 @@ class HostRun:
         ours = {*launcher_options} - {"--local_rank", "--local-rank"}  # which is passed on to the script
 
         def add_wider_argument(add_argument: Any, container: Any, /, *flags: Any, **options: Any) -> Any:
-            if _LR_OPTIONS & {*flags}:
+            if LR_OPTIONS & {*flags}:
                 options = _widened(options, script)
             return add_argument(container, *flags, **options)
 

@@ -1,1 +1,1 @@
-"""From results to conclusions: statistics, ranks, speed-ups, findings."""
+"""From results to conclusions: statistics, tuning, findings."""

@@ -1,9 +1,8 @@
 """From the results of a study to its summary: rows, cost, and verdicts that claim no more than the tests support."""
 
 import json
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,17 +13,15 @@ from ...core.environment import describe_environment
 from ...core.files import atomic_file, write_text
 from ...core.manifest import MANIFEST
 from ...evaluation.metrics import word_for
-from ..context import StudyProgress
-from ..results import RunResult, StudyFolder, by_cell, finite
-from ..spec.spec import SPEEDUP, RunSpec, StudySpec, controlled
-from .speedups import speedups
+from ..results import RunResult, StudyFolder, finite
+from ..spec.spec import Cell, RunSpec, StudySpec, controlled
 from .statistics import LEVEL, add_holm, compare, power_rows
 from .tuning import tuning_rows
 
 Rows = list[dict[str, Any]]
 _REAL_DATA = ("held_out_points", "held_out_images", "held_out_data", "training_images")  # scored in place of samples
-DIFFERENCES = ("better", "worse", "higher", "lower", "faster", "slower")
-NEVER, CANNOT_TELL, DIVERGED = "never as good", "cannot tell", "diverged"
+DIFFERENCES = ("better", "worse", "higher", "lower")
+CANNOT_TELL, DIVERGED = "cannot tell", "diverged"
 
 
 @dataclass(frozen=True)
@@ -34,17 +31,17 @@ class Verdict:
     arm: str
     reference: str  # the baseline or a control
     dataset: str
-    metric: str  # or `SPEEDUP` of the specification
-    difference: float | None  # mean over shared seeds, or the speed-up
+    metric: str
+    difference: float | None  # mean over shared seeds
     low: float | None  # of its 95 % interval
     high: float | None
     p: float | None  # adjusted; `None` if no test was possible
-    word: str | None  # in `DIFFERENCES`, `NEVER`, `CANNOT_TELL` or `DIVERGED`; `None` if no test was possible
+    word: str | None  # in `DIFFERENCES`, `CANNOT_TELL` or `DIVERGED`; `None` if no test was possible
 
     @property
     def is_difference(self) -> bool:
-        """Whether the test shows a difference, or the arm never became as good."""
-        return self.word == NEVER or self.word in DIFFERENCES
+        """Whether the test shows a difference."""
+        return self.word in DIFFERENCES
 
 
 Compared = tuple[Rows, Rows, list[Verdict]]  # rows against the baseline, rows against controls, verdicts on both
@@ -63,7 +60,6 @@ def summarise(
     results: list[RunResult],
     tuning: list[RunResult],
     notes: dict[str, Any],
-    progress: StudyProgress,
     command: str,
 ) -> dict[str, Any]:
     """
@@ -76,11 +72,9 @@ def summarise(
     summary: dict[str, Any] = {"study": about, "rows": []}
     controls: dict[str, Rows] = {}
     verdicts: dict[str, list[Verdict]] = {}
-    for metric in progress.steps(metrics, "statistics"):
+    for metric in metrics:
         rows, controls[metric], verdicts[metric] = _compare_metric(spec, results, metric)
         summary["rows"] += rows
-    if spec.speedup_metric:
-        summary["speedups"], controls[SPEEDUP], verdicts[SPEEDUP] = _compare_speed(spec, results)
     summary["findings"] = {metric: [asdict(verdict) for verdict in found] for metric, found in verdicts.items()}
     if controlled(spec.arms):
         summary["controls"] = controls
@@ -91,71 +85,37 @@ def summarise(
 
 
 def _compare_metric(spec: StudySpec, results: list[RunResult], metric: str) -> Compared:
-    cells = by_cell(results)
-    values: dict[str, dict[str, dict[int, float]]] = {arm: {dataset: {} for dataset in spec.datasets} for arm in spec.arms}
-    for result in results:
-        if (value := result.results.get(metric)) is not None:
-            values[result.arm][result.dataset][result.seed] = value
-
-    def compare_with(reference: str, arms: Iterable[str], is_control: bool) -> Rows:
-        some = {arm: values[arm] for arm in arms}
-        # Intervals by bootstrap are among the rows of all arms.
-        rows = _with_diverged(compare(some, reference, metric, 0 if is_control else 9999), results)
-        for row in rows:
-            runs = cells.get((row["arm"], row["dataset"]), [])
-            scores = (run.results.get(f"{metric}_of_{what}") for what in _REAL_DATA for run in runs)
-            row["floor"] = next((score for score in scores if score is not None), None)
-        return rows
-
-    return compare_all(spec, compare_with)
-
-
-def _compare_speed(spec: StudySpec, results: list[RunResult]) -> Compared:
-    def compare_with(reference: str, arms: Iterable[str], is_control: bool) -> Rows:
-        return _with_diverged(speedups(_quality(spec, results, arms, reference), reference, common=is_control), results)
-
-    return compare_all(spec, compare_with)
-
-
-def compare_all(spec: StudySpec, compare_with: Callable[[str, Iterable[str], bool], Rows]) -> Compared:
     """
     Compares all arms with the baseline, and some with their controls, whose rows have the key "control".
 
-    `compare_with` makes the rows of some arms against a reference, which may be a control. All comparisons with controls
-    are one family of Holm's correction. Those with the baseline are another, so that controls change nothing there.
+    All comparisons with controls are one family of Holm's correction. Those with the baseline are another, so that controls
+    change nothing there.
     """
-    rows, of_controls = compare_with(spec.baseline, spec.arms, False), []
+    values: dict[str, dict[str, dict[int, float]]] = {arm: {dataset: {} for dataset in spec.datasets} for arm in spec.arms}
+    floors, diverged = dict[Cell, float](), Counter[Cell]()
+    for result in results:
+        cell, scores = (result.arm, result.dataset), (result.results.get(f"{metric}_of_{what}") for what in _REAL_DATA)
+        diverged[cell] += result.status == "diverged"
+        if (value := result.results.get(metric)) is not None:
+            values[result.arm][result.dataset][result.seed] = value
+        if (score := next((score for score in scores if score is not None), None)) is not None:
+            floors.setdefault(cell, score)
+
+    def compare_with(reference: str, arms: Iterable[str]) -> Rows:
+        rows = compare({arm: values[arm] for arm in arms}, reference, metric)
+        for row in rows:
+            cell = row["arm"], row["dataset"]
+            row |= {"diverged": diverged[cell], "floor": floors.get(cell)}
+        return rows
+
+    rows, of_controls = compare_with(spec.baseline, spec.arms), []
     for arm, control in controlled(spec.arms):
-        of_pair = compare_with(control, (control, arm), True)
-        of_controls += [{**row, "control": control} for row in of_pair if row["arm"] != control]
+        of_controls += [row | {"control": control} for row in compare_with(control, (control, arm)) if row["arm"] == arm]
     add_holm(of_controls)
     verdicts = findings(rows, spec.baseline)
     for row in of_controls:
         verdicts += findings([row], row["control"])
     return rows, of_controls, verdicts
-
-
-def _with_diverged(rows: Rows, results: list[RunResult]) -> Rows:
-    diverged = Counter((result.arm, result.dataset) for result in results if result.status == "diverged")
-    return [row | {"diverged": diverged[row["arm"], row["dataset"]]} for row in rows]
-
-
-def _quality(spec: StudySpec, results: list[RunResult], arms: Iterable[str], reference: str) -> dict[str, Any]:
-    """
-    Arm -> data set -> seed -> (updates, quality) at the evaluation points.
-
-    A reference that diverged sets no target. Any other run that diverged reaches no target.
-    """
-    curves: dict[str, Any] = {arm: {dataset: {} for dataset in spec.datasets} for arm in arms}
-    for result in results:
-        quality, has_diverged = result.curves["quality"], result.status == "diverged"
-        if result.arm not in curves or (result.arm == reference and has_diverged):
-            continue
-        if has_diverged:
-            curves[result.arm][result.dataset][result.seed] = ([result.record["train"]["num_updates"]], [math.nan])
-        elif spec.speedup_metric in quality:
-            curves[result.arm][result.dataset][result.seed] = (quality["update"], quality[spec.speedup_metric])
-    return curves
 
 
 def write_summary(folder: StudyFolder, summary: dict[str, Any]) -> None:
@@ -196,31 +156,17 @@ def word_of(row: Mapping[str, Any]) -> str | None:
     return CANNOT_TELL if row["p_adjusted"] >= LEVEL else word_for(row["diff"], row["metric"])
 
 
-def speed_word_of(row: Mapping[str, Any]) -> str | None:
-    """The word for a row of `speedups`."""
-    if row["n"] and row["censored"] == row["n"]:
-        return NEVER
-    if row["p_adjusted"] is None:
-        return None
-    if row["p_adjusted"] >= LEVEL:
-        return CANNOT_TELL
-    return "slower" if row["speedup"] < 1 else "faster"
-
-
 def findings(rows: Iterable[Mapping[str, Any]], reference: str) -> list[Verdict]:
     """
-    The verdict on each arm on each data set, from the rows of `compare` (with the optional key "diverged") or `speedups`.
+    The verdict on each arm on each data set, from the rows of `compare`, with the optional key "diverged".
 
-    "Better" and "worse" ("higher" and "lower" if neither direction is better), "faster" and "slower" appear exactly where
-    the adjusted p is below 0.05.
+    "Better" and "worse" ("higher" and "lower" if neither direction is better) appear exactly where the adjusted p is below
+    0.05.
     """
-    found = []
-    for row in rows:
-        metric, word, names = row.get("metric"), word_of, ("diff", "diff_low", "diff_high")
-        if metric is None:
-            metric, word, names = SPEEDUP, speed_word_of, ("speedup", "ci_low", "ci_high")
-        if row["arm"] != reference:
-            difference, low, high = (row[name] for name in names)
-            of = row["arm"], reference, row["dataset"], metric
-            found.append(Verdict(*of, difference, low, high, row["p_adjusted"], word(row)))
-    return found
+    return [
+        Verdict(
+            row["arm"], reference, row["dataset"], row["metric"],
+            row["diff"], row["diff_low"], row["diff_high"], row["p_adjusted"], word_of(row),
+        )
+        for row in rows if row["arm"] != reference
+    ]  # fmt: skip

@@ -8,7 +8,7 @@ from ...core.words import counted, duration
 from ...evaluation.metrics import better_of, metric_label
 from ..analysis.summary import Verdict
 from ..results import RunResult
-from ..spec.spec import ARM_NOTES, SPEEDUP, controlled
+from ..spec.spec import ARM_NOTES, controlled
 from . import tables
 from .curves import CURVE_KINDS, compared, final_values, is_told, mean_curves, styles
 from .sentences import answers, different_losses, limitations, reach
@@ -36,20 +36,20 @@ class ReportContents:
         present = {row["metric"] for row in summary["rows"]}
         first = self.study.get("primary_metric") or "kl"
         self.metrics = sorted((name for name in self.study["metrics"] if name in present), key=lambda name: name != first)
-        self.labels = {metric: metric_label(metric) for metric in self.metrics} | {SPEEDUP: "Speed-ups"}
+        self.labels = {metric: metric_label(metric) for metric in self.metrics}
         self.curves = {kind.name: mean_curves(results, kind) for kind in CURVE_KINDS}
         self.curve_kinds = [kind for kind in CURVE_KINDS if is_told(kind, self.curves[kind.name])]
         self.values = {metric: final_values(results, metric) for metric in self.metrics}
         self.summaries = {metric: tables.summary_table(summary, metric) for metric in self.metrics}
-        self.others = tables.other_tables(results, summary)
+        self.others = [tables.tuning_table(summary["tuning"])] if summary.get("tuning") else []
+        if diverged := [result for result in results if result.status == "diverged"]:
+            self.others.append(tables.divergence_table(diverged))
+        self.others.append(tables.cost_table(self.study, results))
         self.verdicts = {name: [Verdict(**verdict) for verdict in found] for name, found in summary["findings"].items()}
         self.limitations: list[str] = summary.get("limitations") or limitations(results, summary)
         self.different_losses = different_losses(results)
         primary = next(iter(self.metrics), "")
         self.reach = reach(summary, primary, self.verdicts.get(primary, ()))
-
-    def all_tables(self) -> list[Table]:
-        return [*self.summaries.values(), *self.others]
 
     def introduction(self) -> str:
         study, runs = self.study, self.study["runs"]
@@ -64,9 +64,9 @@ class ReportContents:
         )
 
     def conclusions(self) -> list[Conclusion]:
-        """Conclusions by the primary metric, by speed-ups if there are any, and in brief by the other metrics."""
+        """Conclusions by the primary metric, and in brief by the other metrics."""
         found = []
-        for metric in [*self.metrics[:1], *([SPEEDUP] if self.summary.get("speedups") else [])]:
+        for metric in self.metrics[:1]:
             verdicts = self.verdicts.get(metric, [])
             sentences = [answer.sentence for answer in answers(verdicts)]
             if not any(verdict.is_difference for verdict in verdicts):
@@ -86,10 +86,6 @@ class ReportContents:
     def _meaning(self, metric: str) -> str:
         """How to read a metric, and differences in it."""
         baseline = self.study["baseline"]
-        if metric == SPEEDUP:
-            return (
-                "The updates that an arm needs to reach the final quality of the arm it is compared with; fewer are better."
-            )
         if better_of(metric) == "neither":
             return f"Neither smaller nor larger is better. Differences are from {baseline}."
         worse_side = "above" if better_of(metric) == "smaller" else "below"
@@ -103,10 +99,9 @@ class ReportContents:
         return f"No difference from {self.study['baseline']}{controls} passed the adjusted test."
 
     def findings_table(self) -> Table | None:
-        """Every verdict in numbers, those on controls included: differences first, and speed-ups after all metrics."""
-        metrics = dict.fromkeys([*self.metrics, *self.verdicts])
-        found = [verdict for metric in metrics for verdict in self.verdicts.get(metric, ())]
-        return tables.findings_table(found, self.labels) if found else None
+        """Every verdict in numbers, those on controls included: differences first."""
+        found = [verdict for metric in self.metrics for verdict in self.verdicts.get(metric, ())]
+        return tables.findings_table(found) if found else None
 
     def arms(self) -> list[dict[str, Any]]:
         described = []

@@ -55,7 +55,6 @@ class MeanCurve(NamedTuple):
     mean: np.ndarray
     low: np.ndarray
     high: np.ndarray
-    num_runs: int
 
 
 def styles(arms: Collection[str], baseline: str | None) -> dict[str, Style]:
@@ -113,7 +112,7 @@ def _mean_curve(curves: list[tuple[np.ndarray, np.ndarray]]) -> MeanCurve:
     mean = values.mean(axis=0)
     std = values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros_like(mean)
     low, high = np.maximum(mean - std, values.min(axis=0)), np.minimum(mean + std, values.max(axis=0))
-    return MeanCurve(grid, mean, low, high, len(curves))
+    return MeanCurve(grid, mean, low, high)
 
 
 def is_told(kind: CurveKind, shown: dict[Cell, MeanCurve]) -> bool:

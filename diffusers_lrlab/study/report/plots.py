@@ -41,7 +41,7 @@ _MOST_ARMS = 40  # in a plot with a row for each
 _COLUMNS, _PANEL = 2, 3.4  # data sets side by side, and inches of each
 _CHARACTER, _LEFT_OF_PANEL = 0.068, 0.8  # inches; of text of 8 points, and for the numbers and name of an axis
 _VERDICT_COLORS = {"better": BLUE, "worse": ORANGE, "higher": GREEN, "lower": GREEN}
-_SIDES = {"smaller": ("better", "worse"), "larger": ("worse", "better"), "neither": ("lower", "higher")}
+_SIDES = {"smaller": ("better", "worse"), "larger": ("worse", "better"), "neither": ("lower", "higher")}  # of a difference
 # Embedded TrueType fonts, as journals refuse Type 3, and reproducible files.
 _FILE_SETTINGS: Any = {"pdf.fonttype": 42, "svg.hashsalt": "diffusers_lrlab"}
 _NO_DATE: dict[str, Any] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
@@ -84,12 +84,7 @@ def _has_samples(run: RunResult) -> bool:
 
 
 def seeds_file(metric: str) -> str:
-    return f"seeds_{file_name(metric)}.png"
-
-
-def file_name(name: str) -> str:
-    """A name without characters that file systems or LaTeX may reject."""
-    return re.sub(r"[^\w-]", "_", name)
+    return re.sub(r"[^\w-]", "_", f"seeds_{metric}") + ".png"  # file systems may reject other characters
 
 
 def save_plot(figure: Any, file: Any, form: str = "png") -> None:
@@ -165,9 +160,7 @@ def plot_differences(contents: ReportContents, metric: str) -> Any:
         for height, arm in enumerate(shown):
             if row := found.get((arm, dataset)):
                 _plot_difference(axes, height, row)
-    sides = {"smaller": ("better", "worse"), "larger": ("worse", "better"), "neither": ("lower", "higher")}[
-        better_of(metric)
-    ]
+    sides = _SIDES[better_of(metric)]
     cut = f"; the first {len(shown)} of {counted(len(arms), 'arm')}" if len(shown) < len(arms) else ""
     figure.supxlabel(f"← {sides[0]}    difference from {plain(baseline, 20)}    {sides[1]} →{cut}", fontsize=9)
     legend = {word: _VERDICT_COLORS[word] for word in sorted(sides)} | {"the test shows no difference": GREY}

@@ -1,4 +1,4 @@
-"""Writes the report of a study (its summary, a page that opens from disk, Markdown, plots, LaTeX tables) and its card."""
+"""Writes the report of a study (its summary, a page that opens from disk, Markdown, plots) and its card."""
 
 import base64
 import hashlib
@@ -14,7 +14,6 @@ from ...core.environment import citation, install_command
 from ...core.errors import LabError
 from ...core.files import atomic_folder, write_text
 from ...core.manifest import damage_named, open_manifest, refuse_damaged, write_manifest
-from ...core.plugins import names_code
 from ...data.options import EMBEDDED_DATASETS
 from ..analysis.summary import notes_on, summarise, write_summary
 from ..context import StudyProgress
@@ -25,9 +24,9 @@ from ..spec.reading import spec_from_dict
 from ..spec.spec import RunSpec, StudySpec
 from . import plots
 from .contents import ReportContents
-from .plots import DIFFERENCES, Plot, file_name, plots_of, seeds_file
+from .plots import DIFFERENCES, Plot, plots_of, seeds_file
 from .sentences import limitations
-from .tables import is_strong, markdown_text, to_latex, to_markdown
+from .tables import is_strong, markdown_text, to_markdown
 
 
 def report_study(out: Path) -> Path:
@@ -38,23 +37,14 @@ def report_study(out: Path) -> Path:
     """
     folder = StudyFolder(out)
     saved, command = folder.read_spec()
-    is_card = not (out / "runs").exists()
-    base = saved.get("base") if isinstance(saved, dict) else None
-    code = base.get("plugins") if isinstance(base, dict) else None
-    with names_code(code):
-        spec = spec_from_dict(saved, folder.path)
-    if is_card:
-        # Its summary and report are rewritten.
+    spec = spec_from_dict(saved, folder.path)
+    if not (out / "runs").exists() and (out / RUNS_TABLE).exists():  # a card, whose summary and report are rewritten
         refuse_damaged(out, "download the card again", only=lambda name: not name.startswith(("summary.", "report/")))
-    else:
-        again = "give the command of the study again, which repeats damaged runs"
-        refuse_damaged(out, again, only=lambda name: name == "spec.yaml" or name.startswith("runs/"))
-    if is_card and (out / RUNS_TABLE).exists():
         with folder.locked(), damage_named(out):
-            results, notes = read_runs(out)
-            return _write_results(spec, results, notes, folder, StudyProgress(), command)
-    with names_code(code):
-        tuning, runs = runs_of(spec, folder)
+            return _write_results(spec, *read_runs(out), folder, StudyProgress(), command)
+    again = "give the command of the study again, which repeats damaged runs"
+    refuse_damaged(out, again, only=lambda name: name == "spec.yaml" or name.startswith("runs/"))
+    tuning, runs = runs_of(spec, folder)
     folder.check_results([*tuning, *runs])
     if not runs:
         raise LabError(f"The learning rates of {str(out)!r} are not chosen yet. Resume the study with `lrlab study run`.")
@@ -90,7 +80,7 @@ def _write_results(
 ) -> Path:
     """Writes summary and report from the results of all runs."""
     compared, tuning = ([result for result in results if result.stage == stage] for stage in ("compare", "tune"))
-    summary = summarise(spec, compared, tuning, notes, progress, command)
+    summary = summarise(spec, compared, tuning, notes, command)
     summary["limitations"] = limitations(results, summary)  # some need more than the table of runs
     open_manifest(folder.path)  # the summary refers to it
     write_summary(folder, summary)
@@ -105,9 +95,8 @@ def write_report(
     """
     Writes `report/` into the folder of a study, replacing an older one as a whole.
 
-    `results` are all runs, those for tuning and those that diverged included. Of the `summary`, "speedups" and "tuning" are
-    optional. Returns the path of `index.html`; next to it are `report.md`, the plots as PNG and, in `figures/`, as PDF, and
-    `tables/*.tex`.
+    `results` are all runs, those for tuning and those that diverged included. Of the `summary`, "tuning" is
+    optional. Returns the path of `index.html`; next to it are `report.md`, the plots as PNG and, in `figures/`, as PDF.
     """
     contents = ReportContents(results, summary)
     made, images = plots_of(contents), dict[str, tuple[str, int]]()
@@ -118,8 +107,6 @@ def write_report(
             (out / "figures").mkdir(exist_ok=True)
             plots.save_plot(figure, out / "figures" / f"{file.stem}.pdf", "pdf")
             images[plot.file] = plots.embedded(figure, file), round(figure.get_figwidth() * figure.dpi)
-        for table in contents.all_tables():
-            write_text(out / "tables" / f"{file_name(table.name)}.tex", to_latex(table))
         write_text(out / "report.md", report_markdown(contents, made))
         write_text(out / "index.html", _page(contents, made, images))
     return folder / "report" / "index.html"
@@ -166,7 +153,7 @@ def _answers(contents: ReportContents, made: list[Plot]) -> list[str]:
 def _details(contents: ReportContents, made: list[Plot]) -> list[str]:
     """All tables and plots, versions and hardware."""
     parts = []
-    for table in contents.all_tables():
+    for table in [*contents.summaries.values(), *contents.others]:
         parts += [f"## {markdown_text(table.title)}", to_markdown(table)]
     if found := contents.findings_table():
         parts += [f"<details><summary>{markdown_text(found.title)}</summary>", to_markdown(found), "</details>"]
@@ -186,12 +173,10 @@ def _image(plot: Plot) -> str:
 
 # --- the card ----------------------------------------------------------------------------------------------------------
 
-_SIZES = (1_000, 10_000, 100_000, 1_000_000)  # rows, as the Hub counts them
 _TAGS = ("diffusers", "diffusers_lrlab", "learning-rate-schedule", "study")
 _USE = (
-    "`summary.json` holds everything that this card says, `tables/` the tables in LaTeX. "
-    "`diffusers_lrlab.read_study(FOLDER)` reads the runs as a data frame, and `lrlab study report` makes summary and "
-    "tables again from `runs.parquet`, both in a copy of these files."
+    "`summary.json` holds everything that this card says. `diffusers_lrlab.read_study(FOLDER)` reads the runs as a data "
+    "frame, and `lrlab study report` makes summary and tables again from `runs.parquet`, both in a copy of these files."
 )
 _REPEAT = (
     "No checkout of the project is needed. `spec.yaml` is the specification as it ran: `lrlab study run spec.yaml --out "
@@ -213,7 +198,6 @@ def write_study_card(folder: Path, out: Path) -> Path:
         refuse_damaged(folder, only=lambda name: not name.startswith("runs/"))
         for path in sorted((folder / "report").glob("*.png")):
             shutil.copyfile(path, card / path.name)
-        shutil.copytree(folder / "report" / "tables", card / "tables")
         for name in ("summary.json", "summary.parquet", RUNS_TABLE, "spec.yaml"):
             shutil.copyfile(folder / name, card / name)
         summary = json.loads((card / "summary.json").read_text(encoding="utf-8"))
@@ -250,7 +234,4 @@ def _front_matter(contents: ReportContents) -> str:
     configs: list[dict[str, Any]] = [
         {"config_name": name, "data_files": [{"split": split, "path": path}]} for name, (split, path) in files.items()
     ]
-    num_rows = max(len(contents.results), len(contents.summary["rows"]))
-    size = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M")[sum(num_rows >= size for size in _SIZES)]
-    title = str(contents.study["title"])
-    return str(DatasetCardData(pretty_name=title, size_categories=[size], tags=[*_TAGS], configs=configs).to_yaml())
+    return str(DatasetCardData(pretty_name=str(contents.study["title"]), tags=[*_TAGS], configs=configs).to_yaml())

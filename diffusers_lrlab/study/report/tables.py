@@ -1,8 +1,8 @@
-"""The tables of a report: from the rows of a summary and the records of runs, as text for the page, Markdown and LaTeX."""
+"""The tables of a report: from the rows of a summary and the records of runs, as text for the page and Markdown."""
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ import pandas as pd
 from ...core.words import markdown_table
 from ...evaluation.metrics import better_of, metric_label
 from ..analysis.statistics import LEVEL, PERCENTS
-from ..analysis.summary import DIFFERENCES, DIVERGED, NEVER, Verdict, word_of
+from ..analysis.summary import DIFFERENCES, DIVERGED, Verdict, word_of
 from ..results import RunResult
 
 Row = dict[str, Any]  # of a summary
@@ -21,20 +21,16 @@ NONE = "–"
 class Table(NamedTuple):
     """A table of formatted text."""
 
-    name: str  # of its file and its link
+    name: str  # of its link
     title: str
     frame: pd.DataFrame  # of strings
     note: str = ""  # below the table
     num_labels: int = 1  # leading columns that hold names, not numbers
 
-    @property
-    def headings(self) -> list[str]:
-        return list(self.frame.columns)
-
 
 def is_strong(text: str) -> bool:
     """Whether a cell is emphasised: a difference that a test shows, and a choice."""
-    return text in (*DIFFERENCES, NEVER, DIVERGED) or text.startswith("chosen")
+    return text in (*DIFFERENCES, DIVERGED) or text.startswith("chosen")
 
 
 def rows_of(summary: dict[str, Any], metric: str) -> list[Row]:
@@ -42,15 +38,6 @@ def rows_of(summary: dict[str, Any], metric: str) -> list[Row]:
     arms, datasets = list(summary["study"]["arms"]), summary["study"]["datasets"]
     rows = [row for row in summary["rows"] if row["metric"] == metric]
     return sorted(rows, key=lambda row: (datasets.index(row["dataset"]), arms.index(row["arm"])))
-
-
-def other_tables(results: list[RunResult], summary: dict[str, Any]) -> list[Table]:
-    """All tables except those of metrics, where there are data for them."""
-    tables = [speedup_table(summary["speedups"])] if summary.get("speedups") else []
-    tables += [tuning_table(summary["tuning"])] if summary.get("tuning") else []
-    if diverged := [result for result in results if result.status == "diverged"]:
-        tables.append(divergence_table(diverged))
-    return [*tables, cost_table(summary["study"], results)]
 
 
 def summary_table(summary: dict[str, Any], metric: str) -> Table:
@@ -63,7 +50,6 @@ def summary_table(summary: dict[str, Any], metric: str) -> Table:
             "runs": f"{row['n']}" + (f" + {row['diverged']} diverged" if row.get("diverged") else ""),
             "mean ± std": plus_minus(row["mean"], row["std"]),
             "95 % interval": interval(row["ci_low"], row["ci_high"]),
-            "by bootstrap": interval(row["boot_low"], row["boot_high"]),
             "difference": number(row["diff"]),
             "its 95 % interval": interval(row["diff_low"], row["diff_high"]),
             "adjusted p": probability(row["p_adjusted"]),
@@ -90,10 +76,10 @@ def _seeds_needed(row: Row) -> str:
     return " / ".join(f"{num:,}" if num else NONE for num in needed) if any(needed) else NONE
 
 
-def findings_table(verdicts: Iterable[Verdict], labels: Mapping[str, str]) -> Table:
+def findings_table(verdicts: Iterable[Verdict]) -> Table:
     cells = [
         {
-            "metric": labels.get(verdict.metric) or metric_label(verdict.metric), "arm": verdict.arm,
+            "metric": metric_label(verdict.metric), "arm": verdict.arm,
             "compared with": verdict.reference, "data set": verdict.dataset, "verdict": verdict.word or NONE,
             "difference": number(verdict.difference), "its 95 % interval": interval(verdict.low, verdict.high),
             "adjusted p": probability(verdict.p),
@@ -102,31 +88,9 @@ def findings_table(verdicts: Iterable[Verdict], labels: Mapping[str, str]) -> Ta
     ]  # fmt: skip
     note = (
         "p is adjusted by Holm's method over all comparisons of a metric with the baseline, and separately over those with "
-        "controls. The difference of a speed-up is the number of times that the arm is as fast: an upper bound if it has no "
-        "interval."
+        "controls."
     )
     return Table("findings", "All findings in numbers", pd.DataFrame(cells), note, 5)
-
-
-def speedup_table(rows: list[Row]) -> Table:
-    """Updates that each arm needs for the baseline's final quality."""
-    cells = []
-    for row in rows:
-        shown, between = number(row["speedup"]), interval(row["ci_low"], row["ci_high"])
-        if row["censored"] and row["speedup"] is not None:  # a bound, without an interval
-            shown, between = (NONE if row["censored"] == row["n"] else f"≤ {shown}"), NONE
-        cells.append({
-            "data set": row["dataset"], "arm": row["arm"], "seeds": f"{row['n']}",
-            "never reached it": f"{row['censored']}", "ended worse": f"{row['ends_worse']}",
-            "updates needed": number(row["updates_needed"]), "speed-up": shown, "95 % interval": between,
-            "adjusted p": probability(row["p_adjusted"]),
-        })  # fmt: skip
-    note = (
-        "Updates until a run is as good as the baseline is at its end, to within two standard deviations of the noise of an "
-        "evaluation. Above 1, the arm is faster than the baseline. If some runs never reach it, the speed-up is an upper "
-        "bound and has no interval; if none reaches it, there is no speed-up."
-    )
-    return Table("speedups", "Speed-ups", pd.DataFrame(cells), note, 2)
 
 
 def tuning_table(rows: list[Row]) -> Table:
@@ -225,30 +189,13 @@ def _two_digits_of(width: float, value: float) -> str | None:
 def to_markdown(table: Table) -> str:
     """A GitHub table with its note."""
     cells = table.frame.map(lambda text: f"**{markdown_text(text)}**" if is_strong(text) else markdown_text(text))
-    text = markdown_table([*map(markdown_text, table.headings)], cells.to_numpy().tolist(), table.num_labels)
+    text = markdown_table([*map(markdown_text, table.frame.columns)], cells.to_numpy().tolist(), table.num_labels)
     return text + (f"\n\n{markdown_text(table.note)}" if table.note else "")
 
 
-def to_latex(table: Table) -> str:
-    """A `tabular` for booktabs, without a float around it."""
-    alignment = "l" * table.num_labels + "r" * (len(table.headings) - table.num_labels)
-    tabular = table.frame.map(_one_line).to_latex(index=False, escape=True, column_format=alignment).translate(_LATEX)
-    note = f"% {_one_line(table.note)}\n" if table.note else ""
-    return f"% {_one_line(table.title)}; needs \\usepackage{{booktabs}}\n{tabular}{note}"
-
-
-# What pandas does not escape.
-_LATEX = str.maketrans({
-    **{"<": "$<$", ">": "$>$", "±": r"$\pm$", "−": "$-$", "×": r"$\times$", "≤": r"$\le$", "‖": r"$\|$"},
-    **{"–": "--", "“": "``", "”": "''"},
-})  # fmt: skip
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~&$])")
-
-
-def _one_line(text: str) -> str:
-    return " ".join(str(text).split())
 
 
 def markdown_text(text: str) -> str:
     """Text that Markdown shows literally, on one line."""
-    return _MARKDOWN.sub(r"\\\1", _one_line(text))
+    return _MARKDOWN.sub(r"\\\1", " ".join(str(text).split()))

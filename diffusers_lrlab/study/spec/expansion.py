@@ -18,7 +18,7 @@ from ...training.config import ResolvedConfig, TrainingConfig
 from ...training.kinds import kind_of
 from ...training.model import find_start, given_model_config
 from ...training.resolve import check_schedule, check_timesteps, resolve_config
-from ..kind_settings import check_metrics, default_metrics, num_compared_samples, settings_of
+from ..kind_settings import check_metrics, default_metrics, settings_of
 from ..shown_command import PRESETS_FOLDER
 from .spec import ARM_NOTES, PRESETS, Cell, RunSpec, StudySpec, Tuning, extended
 
@@ -31,12 +31,9 @@ def expand(spec: StudySpec, chosen: dict[Cell, float] | None = None) -> list[Run
     and for two equal arms.
     """
     runs = []
-    for (arm, dataset), (config, model, given, start) in _configs(spec).items():
-        rate = chosen[arm, dataset] if chosen else config.learning_rate
-        metrics = spec.metrics or default_metrics(config)
-        for seed in spec.seeds:
-            own = dataclasses.replace(config, learning_rate=rate, seed=seed)
-            runs.append(RunSpec(arm, dataset, seed, "compare", own, metrics, model, given, start))
+    for cell, run in _prototypes(spec).items():
+        rate = chosen[cell] if chosen else run.config.learning_rate
+        runs += [_variant(run, seed, rate) for seed in spec.seeds]
     _check_distinct(runs)
     measured = dict.fromkeys(name for run in runs for name in run.metrics)
     if spec.primary_metric and spec.primary_metric not in measured:
@@ -55,25 +52,25 @@ def expand_tuning(spec: StudySpec, numbers: Mapping[Cell, Sequence[float]] | Non
     """
     if spec.tune is None:
         return []
-    if numbers is not None:
-        return _tuning_runs(spec, spec.tune, _configs(spec), numbers) if any(numbers.values()) else []
-    configs = _configs(spec)
-    most = dict.fromkeys(configs, extended(spec.tune.grid, spec.tune.extensions))
-    _check_distinct(_tuning_runs(spec, spec.tune, configs, most))
-    return _tuning_runs(spec, spec.tune, configs, dict.fromkeys(configs, spec.tune.grid))
+    if numbers is None:
+        most = extended(spec.tune.grid, spec.tune.extensions)
+        _check_distinct(_tuning_runs(spec, spec.tune, dict.fromkeys(_prototypes(spec), most)))
+        numbers = dict.fromkeys(_prototypes(spec), spec.tune.grid)
+    return _tuning_runs(spec, spec.tune, numbers)
 
 
-def _tuning_runs(
-    spec: StudySpec, tune: Tuning, configs: "dict[Cell, _Model]", numbers: Mapping[Cell, Sequence[float]]
-) -> list[RunSpec]:
+def _tuning_runs(spec: StudySpec, tune: Tuning, numbers: Mapping[Cell, Sequence[float]]) -> list[RunSpec]:
     runs = []
-    for cell, (config, model, given, start) in configs.items():
-        check_metrics((tune.metric,), config, "tune: metric")
-        for number in numbers[cell]:
-            for seed in tune.seeds:
-                own = dataclasses.replace(config, learning_rate=tune.rate(number, config), seed=seed)
-                runs.append(RunSpec(*cell, seed, "tune", own, (tune.metric,), model, given, start))
+    for cell, run in _prototypes(spec).items():
+        check_metrics((tune.metric,), run.config, "tune: metric")
+        rates = [tune.rate(number, run.config) for number in numbers[cell]]
+        own = dataclasses.replace(run, stage="tune", metrics=(tune.metric,))
+        runs += [_variant(own, seed, rate) for rate in rates for seed in tune.seeds]
     return runs
+
+
+def _variant(run: RunSpec, seed: int, rate: float) -> RunSpec:
+    return dataclasses.replace(run, seed=seed, config=dataclasses.replace(run.config, seed=seed, learning_rate=rate))
 
 
 # Options that decide which model is read.
@@ -81,17 +78,13 @@ _OF_MODEL = (
     *("model_config_name_or_path", "pretrained_model_name_or_path", "cache_dir", "denoiser", "data_kind"),
     *("resolution", "image_channels", "label_column", "num_classes", "label_dropout"),
 )
-_Model = tuple[ResolvedConfig, dict[str, Any] | None, dict[str, Any], StartWeights | None]
 
 
-def _configs(spec: StudySpec) -> dict[Cell, _Model]:
-    """
-    For each arm and data set: the resolved options, the configuration of a given model, paths as given, and the weights that
-    the model starts from.
-    """
+def _prototypes(spec: StudySpec) -> dict[Cell, RunSpec]:
+    """A run of each arm on each data set, whose options are resolved and whose model is read."""
     if spec.resolved:
         return spec.resolved
-    configs = {}
+    found = {}
     models: dict[Any, tuple[dict[str, Any] | None, StartWeights | None]] = {}  # each is read once, as it may be on the Hub
     for arm, arm_fields in spec.arms.items():
         own = {key: value for key, value in arm_fields.items() if key not in ARM_NOTES}
@@ -101,7 +94,6 @@ def _configs(spec: StudySpec) -> dict[Cell, _Model]:
             try:
                 config = _resolve(located(options, spec.folder), where, spec)
                 check_metrics(spec.metrics, config, "metrics")
-                check_metrics((spec.speedup_metric,) if spec.speedup_metric else (), config, "speedup_metric")
                 key = (latents_folder(config), *(getattr(config, name) for name in _OF_MODEL))
                 if key not in models:
                     start = find_start(config)
@@ -109,28 +101,28 @@ def _configs(spec: StudySpec) -> dict[Cell, _Model]:
             except LabError as error:
                 raise LabError(f"In {where}: {error}") from None
             given = {name: options[name] for name in _PATHS if options.get(name) is not None}
-            model, start = models[key]
-            configs[arm, dataset] = config, model, given, start
-    _check_comparable(spec, {cell: config for cell, (config, *_) in configs.items()})
-    spec.resolved.update(configs)
-    return configs
+            metrics, (model, start) = spec.metrics or default_metrics(config), models[key]
+            found[arm, dataset] = RunSpec(arm, dataset, config.seed, "compare", config, metrics, model, given, start)
+    _check_comparable(spec, found)
+    spec.resolved.update(found)
+    return found
 
 
-def _check_comparable(spec: StudySpec, configs: dict[Cell, ResolvedConfig]) -> None:
+def _check_comparable(spec: StudySpec, runs: dict[Cell, RunSpec]) -> None:
     """Raises a `LabError` if a loss or a distance is not comparable between arms."""
-    asked = {*spec.metrics, spec.speedup_metric}
-    losses = sorted(name for name, metric in METRICS.items() if name in asked and metric.is_loss)
+    losses = sorted(name for name, metric in METRICS.items() if name in spec.metrics and metric.is_loss)
     holds_out = any("held_out" in METRICS[loss].needs for loss in losses)
     for dataset in spec.datasets:
-        of_arms = [configs[arm, dataset] for arm in spec.arms]
+        of_arms = [runs[arm, dataset].config for arm in spec.arms]
         if of_arms[0].dataset_name not in TOY_DATASETS and (numbers := _differing(of_arms, "num_validation_images")):
             raise LabError(
                 f"Arms that differ in num_validation_images ({numbers} on {dataset!r}) train on different data, because "
                 "held-out data are not trained on. Give all arms the same number."
             )
-        # Distances depend on the number of samples.
+        # Distances depend on the number of samples, by default that of the held-out data.
         of_samples = sorted(name for name in spec.metrics or default_metrics(of_arms[0]) if METRICS[name].of == "samples")
-        counts = sorted({str(num_compared_samples(config)) for config in of_arms})
+        given = ((config.distance_samples, config.num_validation_images) for config in of_arms)
+        counts = sorted({str(held_out if num is None else num) for num, held_out in given})
         if of_samples and len(counts) > 1:
             raise LabError(
                 f"{', '.join(of_samples)} cannot be compared between arms with different numbers of samples "

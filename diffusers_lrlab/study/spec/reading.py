@@ -61,7 +61,7 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
 
 _KEYS = (
     *("title", "base", "arms", "datasets", "seeds", "learning_rates", "baseline", "metrics", "primary_metric"),
-    *("tune", "evaluation_points", "speedup_metric"),
+    *("tune", "evaluation_points"),
 )
 
 
@@ -96,20 +96,14 @@ def read_spec(options: dict[str, Any], name: str, folder: Path = Path()) -> Stud
     title = options.get("title", name)
     if isinstance(title, (bool, list, dict)):
         raise must_be("title", title, "text", "such as title: 'My study'")
-    logged = [name for name, metric in METRICS.items() if metric.of == "log"]
-    speedup = options.get("speedup_metric")
-    if speedup not in (None, *logged):
-        raise must_be("speedup_metric", speedup, " or ".join(logged), "others are not measured during a run")
-    return StudySpec(
-        name, str(title), base, arms, datasets, seeds, baseline, metrics, primary, tune, points, speedup,
-        folder=str(folder.resolve()),
-    )  # fmt: skip
+    where = str(folder.resolve())
+    return StudySpec(name, str(title), base, arms, datasets, seeds, baseline, metrics, primary, tune, points, folder=where)
 
 
 # Saved values of keys that were not given.
-_SAVED_AS: dict[str, Any] = {"metrics": [], "primary_metric": "", "tune": None, "speedup_metric": None}
+_SAVED_AS: dict[str, Any] = {"metrics": [], "primary_metric": "", "tune": None}
 _SAVED_AS |= {"horizons": [], "precision": "fp32"}  # by version 0.1.0
-_OF_REPORTS = ("claims", "paper")  # keys of version 0.1.0 that change no run
+_OF_REPORTS = ("claims", "paper", "speedup_metric")  # keys of version 0.1.0 that change no run
 
 
 def spec_from_dict(saved: dict[str, Any], where: Path) -> StudySpec:

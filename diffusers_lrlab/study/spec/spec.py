@@ -1,5 +1,7 @@
 """The specification of a study and of its runs, as data."""
 
+from __future__ import annotations
+
 import dataclasses
 import hashlib
 import json
@@ -15,7 +17,6 @@ from ...training.config import ResolvedConfig, TrainingConfig
 from ..shown_command import PRESETS as PRESETS
 
 ARM_NOTES = ("description", "controls")  # keys of an arm that are not training options
-SPEEDUP = "speedup"  # as a metric: how many times as fast an arm reaches a quality
 Cell = tuple[str, str]  # an arm and a data set, as a cell of the design
 _FORMAT, _PRECISION = 1, "fp32"  # of result files, and of products; parts of the digest of a run
 
@@ -60,9 +61,8 @@ class StudySpec:
     primary_metric: str  # the metric of the first findings
     tune: Tuning | None = None
     evaluation_points: int = 20  # validations over a run
-    speedup_metric: str | None = None  # the validation loss that speed-ups are measured by
     folder: str = "."  # base of relative paths in the options; `PRESETS` for presets of the package
-    resolved: dict[Cell, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # once, by `expand`
+    resolved: dict[Cell, RunSpec] = field(default_factory=dict, init=False, repr=False, compare=False)  # once, by `expand`
 
     def to_dict(self) -> dict[str, Any]:
         saved = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.init}

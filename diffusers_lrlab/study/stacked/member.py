@@ -24,13 +24,14 @@ class Member:
     """
     A run whose network is computed in a stack; it has its own model, optimizer, schedules and average.
 
-    Its weights and its average are views of the stack's, which updates the average; [`catch_up`] updates its counters.
+    Its weights, its average and its sums are views of the stack's, which updates them; [`catch_up`] updates its counters.
     """
 
     def __init__(self, plan: Plan, data: TrainingData, device: torch.device):
         self.run = RunState(plan, data, device)
         self.run.model.to(device).train()
         self.curves = Curves(plan.num_updates)
+        self.sums = torch.zeros(3)  # of loss, gradient norm and updates since the last logging point
         self.error: str | None = None
 
     @property
@@ -65,7 +66,7 @@ class Member:
     def take_out(self) -> None:
         """Copies its tensors out of the stack: views would keep, and save, the tensors of all members."""
         self.catch_up()
-        run = self.run
+        run, self.sums = self.run, torch.zeros(3)
         for parameter in run.model.parameters():
             parameter.data, parameter.grad = parameter.data.clone(), None
         for state in run.optimizer.state.values():
@@ -74,7 +75,7 @@ class Member:
             run.average.shadow_params = [value.clone() for value in run.average.shadow_params]
 
     def state_dict(self) -> dict[str, Any]:
-        """The state for an exact resume, without the sums that the stack keeps."""
+        """The state for an exact resume."""
         self.catch_up()
         run = self.run
         return run.state_dict() | {
@@ -84,6 +85,7 @@ class Member:
             "optimizer": run.optimizer.state_dict(),
             "ema": run.average.state_dict() if run.average is not None else {},
             "curves": self.curves.state_dict(),
+            "sums": self.sums.cpu().clone(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -96,6 +98,7 @@ class Member:
         run.load_state_dict(state)
         self.error = state["error"]
         self.curves.load_state_dict(state["curves"])
+        self.sums.copy_(state["sums"])
 
     def diverge(self) -> None:
         self.catch_up()

@@ -37,18 +37,22 @@ def per_member(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 class _Layer(torch.autograd.Function):
     """
-    A ReLU, unless `is_first`, and a product with the weights of each member, added to `start`: `(members, batch, in)` to
-    `(members, batch, out)`.
+    A ReLU, unless `is_first`, and a linear layer of each member, in a residual block added to its input: `(members, batch,
+    in)` to `(members, batch, out)`.
 
     Autograd would transpose the gradients of weights, and torch's fused optimizers for CPUs are wrong unless gradients lie
-    in memory as weights do. It would also take new memory for the gradient of the ReLU.
+    in memory as weights do. It would also take new memory for the gradient of the ReLU and for sums.
     """
 
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, weight: torch.Tensor, start: torch.Tensor, is_first: bool) -> torch.Tensor:
-        active = values if is_first else values.relu()
+    def forward(
+        ctx: Any, values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, is_first: bool, is_block: bool
+    ) -> torch.Tensor:
+        active, start = values if is_first else values.relu(), bias[:, None]
+        ctx.is_block = is_block
         ctx.save_for_backward(active, weight)
-        return torch.baddbmm(start, active, weight.mT)
+        # Both terms beside the product are added first, which saves a pass.
+        return (values + start).baddbmm_(active, weight.mT) if is_block else torch.baddbmm(start, active, weight.mT)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
@@ -57,24 +61,28 @@ class _Layer(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             through = torch.bmm(gradient, weight)
             torch.ops.aten.threshold_backward.grad_input(through, active, 0, grad_input=through)
-        return through, torch.bmm(gradient.mT, active), gradient, None
+            through = through.add_(gradient) if ctx.is_block else through
+        return through, torch.bmm(gradient.mT, active), gradient.sum(1), None, None
 
 
-def predict(model: Any, parameters: Sequence[torch.Tensor], points: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
+def embed(model: Any, points: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
+    """The embeddings that [`predict`] takes, of points `(members, batch, dimension)` at timesteps `(members, batch)`."""
+    return model.embed(points.flatten(0, 1), timesteps.flatten()).unflatten(0, points.shape[:2])
+
+
+def predict(parameters: Sequence[torch.Tensor], embedding: torch.Tensor) -> torch.Tensor:
     """
-    Predictions of networks with the architecture of the [`MLPDenoiser`] `model`: `(members, batch, dimension)` at timesteps
-    `(members, batch)`. No operation mixes networks. Without gradients, sums are rounded as in `MLPDenoiser.forward`; in
-    training, both terms beside a product are added first, which saves a pass.
+    Predictions of [`MLPDenoiser`]s: `(members, batch, dimension)`. No operation mixes networks. Without gradients, sums are
+    rounded as in `MLPDenoiser.forward`.
     """
-    embedding = model.embed(points.flatten(0, 1), timesteps.flatten()).to(parameters[0].dtype)
-    first, *blocks, last = [(weight, bias[:, None]) for weight, bias in zip(parameters[::2], parameters[1::2], strict=True)]
-    hidden = _Layer.apply(embedding.unflatten(0, points.shape[:2]), *first, True)
-    for weight, bias in blocks:
+    first, *blocks, last = zip(parameters[::2], parameters[1::2], strict=True)
+    hidden = _Layer.apply(embedding.to(parameters[0].dtype), *first, True, False)
+    for block in blocks:
         if torch.is_grad_enabled():
-            hidden = _Layer.apply(hidden, weight, hidden + bias, False)
+            hidden = _Layer.apply(hidden, *block, False, True)
         else:
-            hidden = _Layer.apply(hidden, weight, bias, False).add_(hidden)
-    return _Layer.apply(hidden, *last, False)
+            hidden = _Layer.apply(hidden, *block, False, False).add_(hidden)
+    return _Layer.apply(hidden, *last, False, False)
 
 
 def clip(gradients: Sequence[torch.Tensor], max_norms: torch.Tensor) -> torch.Tensor:
@@ -140,7 +148,9 @@ def _predict(model: Any, parameters: list[torch.Tensor], points: torch.Tensor, t
         some = slice(start, start + num_members)
         own = [values[some] for values in parameters]
         parts = points[some].tensor_split(num_parts, 1)
-        predictions.append(torch.cat([predict(model, own, part, timestep.expand(part.shape[:2])) for part in parts], 1))
+        predictions.append(
+            torch.cat([predict(own, embed(model, part, timestep.expand(part.shape[:2]))) for part in parts], 1)
+        )
     return torch.cat(predictions)
 
 

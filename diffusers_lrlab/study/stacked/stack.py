@@ -9,7 +9,7 @@ import torch
 
 from ...averaging.averages import averages_itself
 from .member import Inputs, Member, draws_of
-from .networks import clip, own_parameters, predict, stack_parameters
+from .networks import clip, embed, own_parameters, predict, stack_parameters
 from .steps import AVERAGING, LR, StackedAverages, batched_kind, batched_optimizers, rates_of
 
 _VALIDATED_POINTS = 1000  # of each member in a pass, for any number of members
@@ -35,18 +35,11 @@ class Stack:
 
     def load(self, states: dict[Member, dict[str, Any]]) -> None:
         """Restores saved states of its members, and drops members that are done."""
-        for index, member in enumerate(self.members):
+        for member in self.members:
             if member in states:
                 member.load_state_dict(states[member])
-                self.sums[:, index] = states[member]["sums"].to(self.device)
         self._gather(self.members)  # restored tensors are no views of the stack
         self._release_done()
-
-    def sums_of(self, member: Member) -> torch.Tensor:
-        """Sums of loss, gradient norm and updates since the last logging point; zeros for members that are done."""
-        if member not in self.members:
-            return torch.zeros(3)
-        return self.sums[:, self.members.index(member)].cpu()
 
     def _release_done(self) -> None:
         """Drops the members that are done."""
@@ -64,6 +57,7 @@ class Stack:
             return
         self.weights = stack_parameters(member.run.model.parameters() for member in members)
         for index, member in enumerate(members):
+            member.sums = self.sums[:, index]
             for parameter, values in zip(member.run.model.parameters(), own_parameters(self.weights, index), strict=True):
                 parameter.data, parameter.grad = values, None
         self.rates = rates_of(members)
@@ -78,6 +72,7 @@ class Stack:
         sources = [self._draws_of[member] for member in members]
         self._sources = list(dict.fromkeys(sources))
         self._source_of = torch.tensor([self._sources.index(source) for source in sources], device=self.device)
+        self._first_of = torch.tensor([sources.index(source) for source in self._sources], device=self.device)
         self._logging = {member.run.config.logging_steps for member in members}
         self._validating = {member.run.plan.validation_updates for member in members}
         self._end = min(member.run.plan.num_updates for member in members)
@@ -132,7 +127,11 @@ class Stack:
         process, flat = self.members[0].run.process, (points.flatten(0, 1), noise.flatten(0, 1), timesteps.flatten())
         noisy = process.add_noise(*flat).view_as(points)
         leaves = [values.detach().requires_grad_() for values in self.weights]
-        prediction = predict(self.members[0].run.model, leaves, noisy, process.model_time(timesteps))
+        # Sines and cosines cost much: members with equal draws share them.
+        embedding = embed(self.members[0].run.model, noisy[self._first_of], process.model_time(timesteps[self._first_of]))[
+            self._source_of
+        ]
+        prediction = predict(leaves, embedding)
         losses = process.prediction_losses(prediction.flatten(0, 1), *flat).view(len(points), -1)
         means = (losses if weights is None else losses * weights).mean(1)
         gradients = torch.autograd.grad(means.sum(), leaves)
@@ -197,17 +196,17 @@ class Stack:
         held_out = [validation for member in members if (validation := member.run.validation) is not None]
         parts = [(validation.batch.data, validation.noise, validation.timesteps) for validation in held_out]
         points, noise, timesteps = (torch.stack(part) for part in zip(*parts, strict=True))
-        found = []
-        for stacked in (self.weights, self.averages.values):
-            parameters, losses = [values[indices] for values in stacked], []
-            for start in range(0, points.shape[1], _VALIDATED_POINTS):
-                part = slice(start, start + _VALIDATED_POINTS)
-                flat = (points[:, part].flatten(0, 1), noise[:, part].flatten(0, 1), timesteps[:, part].flatten())
-                noisy = process.add_noise(*flat).unflatten(0, (len(members), -1))
-                prediction = predict(members[0].run.model, parameters, noisy, process.model_time(timesteps[:, part]))
-                own = process.prediction_losses(prediction.flatten(0, 1), *flat)
-                losses.append(own.view(len(members), -1))
-            found.append(torch.cat(losses, 1).double().cpu().numpy().mean(1).tolist())
+        networks = [[values[indices] for values in stacked] for stacked in (self.weights, self.averages.values)]
+        losses: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+        for start in range(0, points.shape[1], _VALIDATED_POINTS):
+            part = slice(start, start + _VALIDATED_POINTS)
+            flat = (points[:, part].flatten(0, 1), noise[:, part].flatten(0, 1), timesteps[:, part].flatten())
+            noisy = process.add_noise(*flat).unflatten(0, (len(members), -1))
+            embedding = embed(members[0].run.model, noisy, process.model_time(timesteps[:, part]))
+            for parameters, own in zip(networks, losses, strict=True):
+                prediction = predict(parameters, embedding)
+                own.append(process.prediction_losses(prediction.flatten(0, 1), *flat).view(len(members), -1))
+        found = [torch.cat(own, 1).double().cpu().numpy().mean(1).tolist() for own in losses]
         for member, raw, averaged in zip(members, *found, strict=True):
             ema = {} if member.run.average is None else {"validation_loss_ema": averaged}
             member.add_validation({"validation_loss": raw, **ema})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 import time
@@ -40,8 +41,6 @@ def not_stackable(spec: RunSpec, study: StudyContext) -> str | None:
     """The reason why a run cannot be part of a stack; `None` if it can."""
     if not settings_of(spec.config).is_stackable:
         return f"stacks need an MLPDenoiser on points, and its data are {kind_of(spec.config).name}"
-    if spec.config.denoiser not in (None, "mlp"):
-        return f"stacks need an MLPDenoiser, and its denoiser is {spec.config.denoiser!r}"
     if (model := model_class_of(spec.config)) is not MLPDenoiser:
         return f"stacks need an MLPDenoiser, and its model is a {model.__name__}"
     if spec.config.width_base is not None:
@@ -94,17 +93,11 @@ class ParallelStacks:
         self._threads = threads or WorkerThreads(None, 1)
         num_stacks = min(self._threads.num_threads, len(members))
         edges = [len(members) * stack // num_stacks for stack in range(num_stacks + 1)]
-        self._shares = [members[start:end] for start, end in zip(edges, edges[1:], strict=False)]
-        self.stacks = [Stack(share, device) for share in self._shares]
+        self.stacks = [Stack(members[start:end], device) for start, end in itertools.pairwise(edges)]
 
     def load(self, states: dict[Member, dict[str, Any]]) -> None:
         for stack in self.stacks:
             stack.load(states)
-
-    def sums_of(self, member: Member) -> torch.Tensor:
-        """The sums of [`Stack.sums_of`]."""
-        (stack,) = (stack for stack, share in zip(self.stacks, self._shares, strict=True) if member in share)
-        return stack.sums_of(member)
 
     def updates(self) -> Iterator[int]:
         """Trains until every member is done; yields the number of advanced members after each update."""
@@ -166,7 +159,7 @@ def _run_stack(specs: list[RunSpec], study: StudyContext, threads: WorkerThreads
     def save() -> None:
         folder = study.folder.stacks / f"{name}-{max(member.run.update for member in members.values())}"
         if not folder.exists():  # else it has these states
-            states = {run_id: member.state_dict() | {"sums": stacks.sums_of(member)} for run_id, member in members.items()}
+            states = {run_id: member.state_dict() for run_id, member in members.items()}
             with atomic_folder(folder) as temporary:
                 torch.save({"members": states, "started": started}, temporary / _STATE)
                 write_manifest(temporary)

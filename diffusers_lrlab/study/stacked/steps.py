@@ -65,10 +65,12 @@ class BatchedOptimizer:
                 state.update({name: values[index][member] for name, values in zip(names, self._state, strict=True)})
                 if self._is_adam:
                     state["step"] = self._counts[member]
-        self._fused = []
-        for member in range(len(groups)) if fuse and self._is_adam else ():
+        self._fused: list[Any] = []  # of each member: arguments of torch's kernel
+        for member, group in enumerate(groups) if fuse and self._is_adam else ():
             views = [own_parameters(values, member) for values in (self._weights, *self._state)]
-            self._fused.append((*views, [self._counts[member]] * len(weights), groups[member]))
+            fixed = {"beta2": group["betas"][1], "weight_decay": group["weight_decay"], "eps": group["eps"]}
+            fixed |= {"amsgrad": False, "maximize": False}
+            self._fused.append((*views, [self._counts[member]] * len(weights), fixed))
 
     @torch.no_grad()
     def step(self, gradients: Sequence[torch.Tensor], rates: torch.Tensor) -> None:
@@ -76,18 +78,14 @@ class BatchedOptimizer:
         self._counts += 1
         lr, momentum = rates[LR, self.own], rates[MOMENTUM, self.own]
         if self._fused:
-            self._step_fused([gradient[self.own] for gradient in gradients], lr.tolist(), momentum.tolist())
+            each = zip(*(gradient[self.own].unbind() for gradient in gradients), strict=True)
+            for own, rate, beta1, fused in zip(each, lr.tolist(), momentum.tolist(), self._fused, strict=True):
+                weights, means, squares, steps, fixed = fused
+                torch._fused_adamw_(weights, own, means, squares, [], steps, lr=rate, beta1=beta1, **fixed)
             return
         for index, (weight, gradient) in enumerate(zip(self._weights, gradients, strict=True)):
             state = [values[index] for values in self._state]
             (self._adamw if self._is_adam else self._sgd)(weight, gradient[self.own], state, lr, momentum)
-
-    def _step_fused(self, gradients: list[Tensor], lrs: list[float], beta1s: list[float]) -> None:
-        for member, (weights, means, squares, steps, group) in enumerate(self._fused):
-            settings = {"lr": lrs[member], "beta1": beta1s[member], "beta2": group["betas"][1]}
-            settings |= {name: group[name] for name in ("weight_decay", "eps")}
-            own = own_parameters(gradients, member)
-            torch._fused_adamw_(weights, own, means, squares, [], steps, **settings, amsgrad=False, maximize=False)
 
     def _adamw(self, weight: Tensor, gradient: Tensor, state: list[Tensor], lr: Tensor, beta1: Tensor) -> None:
         mean, square = state

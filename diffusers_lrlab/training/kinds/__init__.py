@@ -38,13 +38,12 @@ class DataKind(ABC):
     results: ClassVar[str]  # "module:class" of its Results, which are heavy to import
     model: ClassVar[str]  # "module:class" of the default model, with diffusers' ModelMixin and ConfigMixin
     pipeline: ClassVar[str]  # "module:class" of the pipeline that samples, and is saved
+    labelled_pipeline: ClassVar[str] = ""  # that of runs with class labels, if it is another one
     component: ClassVar[str]  # the default model's name in the pipeline, and so the folder of its weights
     sampling_batch: ClassVar[int]  # samples per pass of the pipeline
     num_train_timesteps: ClassVar[int] = 1000  # default of the objective's parameter num_steps
     is_bounded: ClassVar[bool]  # whether values lie in [-1, 1], where samples are kept too
     has_neighbours: ClassVar[bool]  # whether values have neighbours, as pixels do, that noise may be correlated over
-
-    # --- options -----------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def defaults(self, config: TrainingConfig) -> dict[str, Any]:
@@ -60,16 +59,12 @@ class DataKind(ABC):
         """
         return None
 
-    # --- data --------------------------------------------------------------------------------------------------------
-
     @abstractmethod
     def load_data(self, config: ResolvedConfig, num_processes: int) -> TrainingData: ...
 
     def evaluation_batch(self, layout: BatchLayout) -> int:
         """Items per pass of the validation loss."""
         return layout.micro_batch
-
-    # --- model -------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def data_arguments(self, config: ResolvedConfig, data: TrainingData) -> dict[str, Any]:
@@ -82,8 +77,6 @@ class DataKind(ABC):
     def check_model_config(self, config: ResolvedConfig, given: dict[str, Any] | None) -> dict[str, Any] | None:
         """The configuration given for the default model, if any, checked and completed without data."""
         return given
-
-    # --- pipeline ----------------------------------------------------------------------------------------------------
 
     def pipeline_parts(self, config: ResolvedConfig) -> dict[str, Any]:
         """

@@ -46,12 +46,6 @@ _DEFAULTS: dict[str, Any] = {
 _FULL_FRECHET, _FULL_EVALUATION, _FEWEST_FRECHET = 1000, 150_000, 100
 
 
-EMBEDDINGS_HINT = (
-    "it counts the classes of --label_column (--num_classes), and one more for dropped labels (--label_dropout); change "
-    "these, or the model"
-)
-
-
 @KINDS.register("images", description="images, by a UNet2DModel", source="diffusers")
 class Images(DataKind):
     """Images of one size, and the UNet of diffusers' example for them."""
@@ -60,6 +54,7 @@ class Images(DataKind):
     results = "diffusers_lrlab.training.results:ImageResults"
     model = "diffusers:UNet2DModel"
     pipeline = "diffusers:DDPMPipeline"
+    labelled_pipeline = "diffusers_lrlab.pipelines.image:ImagePipeline"
     component = "unet"
     sampling_batch = 250
     is_bounded = True
@@ -175,18 +170,13 @@ class Latents(Images):
     def load_data(self, config: ResolvedConfig, num_processes: int) -> TrainingData:
         from ...data.latent_data import load_latent_data
 
-        data = load_latent_data(config, config.seed, config.layout(num_processes))
-        if is_first_process():
-            self._check_autoencoder(config)
-        return data
-
-    def _check_autoencoder(self, config: ResolvedConfig) -> None:
-        """Raises a `LabError` if samples would be decoded by another autoencoder than encoded the latents."""
-        record = self.record(config)
-        name, found = record.autoencoder["name_or_path"], identity_of(self._autoencoder(config))
+        data, record = load_latent_data(config, config.seed, config.layout(num_processes)), self.record(config)
+        found = identity_of(self._autoencoder(config)) if is_first_process() else {}
         if any(getattr(record, key) != value for key, value in found.items()):
             hint, got = "encode the images again, or put the former one back", "other weights or another scaling_factor"
+            name = record.autoencoder["name_or_path"]
             raise must_be("the autoencoder", name, "the one that encoded these latents", hint, got=got)
+        return data
 
     def pipeline_parts(self, config: ResolvedConfig) -> dict[str, Any]:
         """The source of an autoencoder of the Hub is saved in place of its weights; others do not have a local folder."""

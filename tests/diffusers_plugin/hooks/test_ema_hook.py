@@ -25,20 +25,22 @@ def run(folder, *arguments, options=(), **how):
     return stderr, load_file(folder / "beside.safetensors")
 
 
+def weights(path, prefix=""):
+    """The trained weights in a file, in the order of the script."""
+    saved = load_file(path)
+    return [saved[f"{prefix}trained.{name}"] for name in ("weight", "bias")]
+
+
 def trained(folder):
-    """The trained weights of a saved model, in the order of the script."""
-    saved = load_file(folder / WEIGHTS)
-    return [saved["trained.weight"], saved["trained.bias"]]
+    return weights(folder / WEIGHTS)
+
+
+def by_names(path):
+    return weights(path, "0.")
 
 
 def of(beside, kind):
     return [beside[f"{kind}.0"], beside[f"{kind}.1"]]
-
-
-def by_names(path):
-    """An average in the order of the script, saved by the names of parameters."""
-    saved = load_file(path)
-    return [saved["0.trained.weight"], saved["0.trained.bias"]]
 
 
 def same(one, other):
@@ -93,19 +95,10 @@ def test_accumulation_processes_and_models_without_a_hook(tmp_path, spec, argume
     assert "the average of 8 updates is in" in stderr
 
 
-@pytest.mark.parametrize("hook", ["leaves", "drops"])
-def test_weights_that_a_hook_leaves_to_accelerate_or_drops(tmp_path, hook):
-    """As sd-scripts' train_network.py: the hook only takes other models' weights away, and writes a file of its own."""
-    stderr, beside = run(tmp_path, f"--hook={hook}", options=["--ema=warmup_power", "--strict"])
-    folder = tmp_path / "lrlab" / "ema"
-    assert same(by_names(folder / "average.safetensors"), of(beside, "ema"))
-    if hook == "drops":
-        assert "Load it by the names of parameters with safetensors.torch.load_file(" in stderr
-        return
-    saved = load_file(folder / "model.safetensors")
-    assert same([saved["trained.weight"], saved["trained.bias"]], of(beside, "ema"))
-    assert saved["frozen.weight"].shape == (3, 2)
-    assert f"Load it with safetensors.torch.load_file({str(folder / 'model.safetensors')!r}), or by the names" in stderr
+def test_weights_that_a_hook_leaves_to_accelerate_are_saved_by_names(tmp_path):
+    stderr, beside = run(tmp_path, "--leave_weights", options=["--ema=warmup_power", "--strict"])
+    assert same(by_names(tmp_path / "lrlab" / "ema" / "average.safetensors"), of(beside, "ema"))
+    assert "Load it by the names of parameters with safetensors.torch.load_file(" in stderr
 
 
 def test_a_script_that_fails_after_its_last_update_or_never_ends_its_training(tmp_path):
@@ -186,14 +179,11 @@ def prepared(folder, *models, spec="constant:decay=0.5", **arguments):
     return hook, said
 
 
-def quantized():
-    model = torch.nn.Linear(2, 2)
-    model.weight = torch.nn.Parameter(torch.zeros(2, 2, dtype=torch.uint8), requires_grad=False)
-    return model
-
-
+BYTES = torch.nn.Parameter(torch.zeros(2, 2, dtype=torch.uint8), requires_grad=False)
+QUANTIZED = torch.nn.Linear(2, 2)
+QUANTIZED.weight = BYTES
 REFUSED = {
-    "quantized": (quantized(), {}, "its Linear is quantized: weight is torch.uint8"),
+    "quantized": (QUANTIZED, {}, "its Linear is quantized: weight is torch.uint8"),
     "sharded": (Saves(2, 2), {"distributed": "FSDP"}, "its models are sharded (FSDP)"),
     "nothing_trained": (Saves(2, 2).requires_grad_(False), {}, "nothing that it prepares has trainable parameters"),
     "no_format": (torch.nn.Linear(2, 2), {}, "it registers no hook for checkpoints, and its Linear saves no weights"),
@@ -210,29 +200,19 @@ def test_what_cannot_be_averaged_is_refused_before_training(tmp_path, name):
     hook.run.on_update[0]()
     hook._finish()
     assert (hook.num_seen, hook.report(), [*tmp_path.iterdir()]) == (0, "", [])
-    with pytest.raises(LabError, match=r"keeps an EMA itself \(--use_ema\)"):
-        prepared(tmp_path, model, use_ema=True)
 
 
-def test_a_half_life_in_images(tmp_path):
-    model, spec = Saves(1, 1), "half_life:images=40,rampup=1e9,images_per_update=16"
-    hook, _ = prepared(tmp_path, model, spec=spec)
-    expected, decay = None, 0.5 ** (16 / 40)
-    for value in (1.0, 5.0, -2.0):
-        with torch.no_grad():
-            model.weight.fill_(value)
-        hook._step()
-        expected = value if expected is None else decay * expected + (1 - decay) * value
-    with hook.average.swapped_in():
-        assert model.weight.item() == pytest.approx(expected)
-    hook._save_state(None, None, str(tmp_path / "checkpoint"))
-    again, said = prepared(tmp_path, model, spec=spec)
-    again._load_state(None, str(tmp_path / "checkpoint"))
-    assert (again.num_seen, said, again._metadata()) == (3, [], hook._metadata())
-    with pytest.raises(LabError, match="--ema 'posthoc:snapshots=4': must be an average that needs no snapshots, got"):
-        prepared(tmp_path, model, spec="posthoc:snapshots=4")
-    with pytest.raises(LabError, match="--ema 'half_life': must be an average with images_per_update, .* Hint: the batch"):
-        prepared(tmp_path, model, spec="half_life")
+@cases(
+    ("how", "message"),
+    [
+        ({"use_ema": True}, r"keeps an EMA itself \(--use_ema\)"),
+        ({"spec": "posthoc:snapshots=4"}, "--ema 'posthoc:snapshots=4': must be an average that needs no snapshots, got"),
+        ({"spec": "half_life"}, "--ema 'half_life': must be an average with images_per_update, .* Hint: the batch"),
+    ],
+)
+def test_averages_that_cannot_be_are_errors(tmp_path, how, message):
+    with pytest.raises(LabError, match=message):
+        prepared(tmp_path, Saves(2, 2), **how)
 
 
 def test_averages_of_something_else_and_damaged_ones(tmp_path):

@@ -12,6 +12,7 @@ from launched_here import launch_here, script_of
 from runs import environment
 from schedule_rows import close
 from tables import cases
+from test_launch import HOST_SCRIPT
 
 from diffusers_lrlab import lr_curve
 from diffusers_lrlab.diffusers_plugin.hook_table import explain
@@ -93,11 +94,11 @@ def check(seen, curve, shown=None):
 CHAINS = {
     "CosineAnnealingLR": COSINE,
     "OneCycleLR": "scheduler = S.OneCycleLR(optimizer, max_lr=[1e-3, 5e-4], total_steps=20)",
-    "SequentialLR (LinearLR, CosineAnnealingLR)": """
+    "LinearLR, CosineAnnealingLR, SequentialLR": """
 first = S.LinearLR(optimizer, total_iters=3)
 scheduler = S.SequentialLR(optimizer, [first, S.CosineAnnealingLR(optimizer, T_max=9)], milestones=[3])
 """,
-    "ChainedScheduler (ConstantLR, ExponentialLR)": """
+    "ConstantLR, ExponentialLR, ChainedScheduler": """
 scheduler = S.ChainedScheduler([S.ConstantLR(optimizer), S.ExponentialLR(optimizer, 0.5)])
 """,
     "Own": """
@@ -237,23 +238,14 @@ def test_a_resumed_program_goes_on_where_it_was(load, train):
     assert "It goes on at update 5." in stderr
 
 
-@cases("stepped", [1, 2])
-def test_a_checkpoint_from_before_the_option(stepped, train, launch):
-    """Adam counts its steps, while a scheduler may have been stepped for each process."""
+@cases(("optimizer", "load", "stepped"), [("AdamW", "optimizer_then_scheduler", 2), ("SGD", "scheduler", 1)])
+def test_a_checkpoint_from_before_the_option(optimizer, load, stepped, launch):
+    """Adam counts its steps, while a scheduler may have been stepped for each process. SGD counts none."""
+    program = f"{PROGRAM}optimizer = torch.optim.{optimizer}(model.parameters(), lr=1e-3)\n{COSINE}"
     step = "; ".join(["scheduler.step()"] * stepped)
-    load = LOADS["optimizer_then_scheduler"]
-    program = COSINE + STOPPED.format(load=load, step=step, scheduler="scheduler.state_dict()")
-    launch(PROGRAM + program, arguments=[0, 5], options=[])
-    seen, _, _ = train(program, arguments=[5, 12])
-    check(seen, lr_curve("rex", LR, 0, N)[5:])
-
-
-def test_a_checkpoint_from_before_the_option_of_an_optimizer_that_counts_no_steps(train, launch):
-    program = PROGRAM + "optimizer = torch.optim.SGD([{'params': model.parameters(), 'lr': 1e-3}])\n" + COSINE
-    program += STOPPED.format(load=SCHEDULER, step="scheduler.step()", scheduler="scheduler.state_dict()")
+    program += STOPPED.format(load=LOADS[load], step=step, scheduler="scheduler.state_dict()")
     launch(program, arguments=[0, 5], options=[])
-    stderr = launch(program, arguments=[5, 12], options=[REX, "--num_updates=12"])
-    assert "It goes on at update 5." in stderr
+    assert "It goes on at update 5." in launch(program, options=[*FOR_12, "--strict_lr_audit"], arguments=[5, 12])
 
 
 def test_a_state_that_is_loaded_again_sets_the_run_back(train):
@@ -482,70 +474,24 @@ def test_explain_tells_what_is_replaced(tmp_path):
 
 # --- several processes -----------------------------------------------------------------------------------------------
 
-PREPARED = """
-import json, sys
-import torch
-from accelerate import Accelerator
-from torch.optim import lr_scheduler as S
-
-class AdamW(torch.optim.AdamW):
-    def step(self, closure=None):
-        seen.append(self.param_groups[0]["lr"])
-        return super().step(closure)
-
-first, last = (int(word) for word in sys.argv[1:3])
-seen, shown = [], []
-accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
-model = torch.nn.Linear(2, 1)
-optimizer = AdamW(model.parameters(), lr=1e-3)
-# As ai-toolkit: as long as the updates, though accelerate steps it once per process.
-scheduler = S.SequentialLR(optimizer, [S.LinearLR(optimizer), S.CosineAnnealingLR(optimizer, T_max=10)], milestones=[2])
-loader = torch.utils.data.DataLoader(torch.ones(96, 2), batch_size=1)
-model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
-if first:
-    accelerator.load_state("state")
-    loader = accelerator.skip_first_batches(loader, 4 * first)
-for batch in loader:
-    with accelerator.accumulate(model):
-        accelerator.backward(model(batch).sum())
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-    if accelerator.sync_gradients:
-        shown.append(scheduler.get_last_lr()[0])
-    if first + len(seen) == last and accelerator.sync_gradients:
-        break
-accelerator.save_state("state")
-with open(f"seen-{accelerator.process_index}.json", "w") as file:
-    json.dump([seen, shown], file)
-accelerator.wait_for_everyone()
-accelerator.end_training()
-"""
-
 
 @pytest.mark.slow
 def test_two_processes_with_accumulation_resume_on_the_curve(tmp_path):
-    """By `accelerate launch` itself, and the second part by `torchrun`."""
-    (tmp_path / "program.py").write_text(PREPARED)
-    ours = ["-m", "diffusers_lrlab.launch", "--lr_scheduler=rex:d=0.9", "--num_updates=12", "--num_warmup_steps=2"]
-    by_accelerate = [
-        "accelerate.commands.launch",
-        "--multi_gpu",
-        "--num_processes=2",
-        "--num_machines=1",
-        "--mixed_precision=no",
-    ]
-    by_accelerate += ["--main_process_port", str(started.free_port())]
+    """By `accelerate launch` itself, and the second part by `torchrun`; accelerate steps the scheduler once per process."""
+    ours = ["-m", "diffusers_lrlab.launch", "--lr_scheduler=rex:d=0.9", "--num_warmup_steps=2", "--strict_lr_audit"]
+    ours += [HOST_SCRIPT, f"--output_dir={tmp_path}", "--gradient_accumulation_steps=4", "--max_train_steps=12"]
+    by_accelerate = ["accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"]
+    by_accelerate += ["--mixed_precision=no", "--dynamo_backend=no", f"--main_process_port={started.free_port()}"]
     by_torchrun = ["torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     env = {**environment(), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONWARNINGS": "ignore"}
-    curve = lr_curve("rex:d=0.9", LR, 2, N)
-    for launcher, first, last in (([*by_accelerate, "--dynamo_backend=no"], 0, 5), (by_torchrun, 5, 12)):
-        command = [sys.executable, "-m", *launcher, *ours, "--strict_lr_audit", "program.py", str(first), str(last)]
+    for launcher, argument, updates in ((by_accelerate, "--stop_after=5", 5), (by_torchrun, "--resume", 7)):
+        command = [sys.executable, "-m", *launcher, *ours, argument]
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=300)
         assert done.returncode == 0, done.stderr
-        for rank in range(2):
-            seen, shown = json.loads((tmp_path / f"seen-{rank}.json").read_text())
-            close(seen, curve[first:last])
-            close(shown[:-1], curve[first + 1 : last])
-        assert done.stderr.count("replaces SequentialLR (LinearLR, CosineAnnealingLR) of AdamW: 12 updates") == 1
-        assert ("It goes on at update 5." in done.stderr) == bool(first)
+        replaced = "replaces LambdaLR of AdamW: 12 updates (by the program's arguments), 2 of them warm-up"
+        assert done.stderr.count(replaced) == 1
+        assert f"LR audit: {updates} updates, every value" in done.stderr
+    assert "It goes on at update 5." in done.stderr
+    rows, curve = json.loads((tmp_path / "rows.json").read_text()), lr_curve("rex:d=0.9", LR, 2, N)
+    close([row["lr"] for row in rows], curve[5:])
+    close([row["logged"] for row in rows[:-1]], curve[6:])

@@ -134,9 +134,6 @@ def test_what_is_recognised(tmp_path):
     assert recognise(script_of(tmp_path, TEXT)) == "the optimizer is replaced where it is made (line 6)"
 
 
-# --- whole runs ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_run_with_another_optimizer_resumes_to_the_bit(tmp_path):
     """Its schedule follows the script's clock in every group."""
     optimizer = "--optimizer=adamw:beta2_half_life=500,tau=2000,images_per_update=4"

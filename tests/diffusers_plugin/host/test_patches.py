@@ -122,9 +122,6 @@ def test_specs_of_a_script_are_not_watched_after_it(tmp_path):
     assert function.func is build_for_library
 
 
-# --- keywords ----------------------------------------------------------------------------------------------------------
-
-
 def test_no_keyword_of_a_caller_is_taken_for_a_parameter_of_a_wrap():
     """Functions around others name their parameters by position alone; of the recorder's, the others are named alike."""
     package, checked = Path(launch.__file__).parent, []

@@ -1,4 +1,4 @@
-"""Transforms of PIL images, and of the tensors that they become."""
+"""The transforms of PIL images, and of the tensors that they become, that the scripts use."""
 
 import enum
 import random
@@ -24,30 +24,22 @@ class Compose:
         return image
 
 
-class Lambda:
-    def __init__(self, lambd):
-        self.lambd = lambd
-
-    def __call__(self, image):
-        return self.lambd(image)
+def Lambda(function):
+    return function
 
 
 class Resize:
-    """An integer is the length of the shorter side."""
-
     def __init__(self, size, interpolation=InterpolationMode.BILINEAR):
-        self.size, self.resampling = size, getattr(Image.Resampling, interpolation.name)
+        self.size, self.resampling = size, getattr(Image.Resampling, interpolation.name)  # of the shorter side
 
     def __call__(self, image):
-        if not isinstance(self.size, int):
-            return image.resize(self.size[::-1], self.resampling)
         scale = self.size / min(image.size)
         return image.resize(tuple(round(length * scale) for length in image.size), self.resampling)
 
 
 class CenterCrop:
     def __init__(self, size):
-        self.size = (size, size) if isinstance(size, int) else tuple(size)
+        self.size = (size, size)
 
     def __call__(self, image):
         width, height = image.size
@@ -78,19 +70,13 @@ class PILToTensor:
         return (pixels[..., None] if pixels.ndim == 2 else pixels).permute(2, 0, 1)
 
 
-class ConvertImageDtype:
-    """From bytes to numbers in [0, 1]."""
-
-    def __init__(self, dtype):
-        self.dtype = dtype
-
+class ToTensor(PILToTensor):
     def __call__(self, image):
-        return image.to(self.dtype) / 255
+        return super().__call__(image).float() / 255
 
 
-class ToTensor:
-    def __call__(self, image):
-        return PILToTensor()(image).float() / 255
+def ConvertImageDtype(dtype):
+    return lambda image: image.to(dtype) / 255
 
 
 class Normalize:
