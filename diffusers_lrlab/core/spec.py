@@ -22,8 +22,6 @@ def _value(text: str) -> Any:
     """A JSON scalar or list where it is one (`5`, `0.1`, `true`, `[1, 2]`), `[a|b]` as a list, else the bare word."""
     try:
         return json.loads(text)
-    except RecursionError as error:
-        raise LabError(f"The value {shown(text)} cannot be read: {error}.") from None
     except ValueError:
         if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", text, re.IGNORECASE):
             return float(text)  # .5, 1. and +1, which JSON does not have
@@ -80,7 +78,10 @@ def parse_spec(text: str) -> tuple[str, dict[str, Any]]:
             raise _fail(text, position + len(part), f"{key!r} has no value")
         if key in kwargs:
             raise _fail(text, position, f"{key!r} is given twice")
-        kwargs[key] = _value(value)
+        try:
+            kwargs[key] = _value(value)
+        except RecursionError as error:  # here, since the text of an error needs some calls, too
+            raise LabError(f"The value {shown(value)} cannot be read: {error}.") from None
     return name, kwargs
 
 
