@@ -61,9 +61,6 @@ class Mutant:
     before: str
     after: str
 
-    def applied_to(self, source):
-        return source[: self.begin] + self.after.encode() + source[self.end :]
-
 
 def mutants_of(room, path):
     """The mutants of a file."""
@@ -196,8 +193,9 @@ def make_tree(folder):
 def noticed_by(mutant, tests):
     """The test that fails because of a mutant, or `None`, and the seconds that it took to find out."""
     started, failed, unchanged = time.monotonic(), None, mutant.path.read_bytes()
+    changed = unchanged[: mutant.begin] + mutant.after.encode() + unchanged[mutant.end :]
     while tests:
-        mutant.path.write_bytes(mutant.applied_to(unchanged))
+        mutant.path.write_bytes(changed)
         failed = first_failure(tests)
         mutant.path.write_bytes(unchanged)
         if failed not in tests or first_failure({failed: tests[failed]}) is None:

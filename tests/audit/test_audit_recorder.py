@@ -211,17 +211,18 @@ def test_an_exception_leaves_the_audit_of_what_ran(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("expectation", "first"),
+    ("program", "expectation", "first"),
     [
-        (Expectation("cosine", num_warmup_steps=4), None),
-        (Expectation("cosine", 40, 4, 2e-3), 1),
-        (Expectation("cosine"), 0),
-        (Expectation("cosine", 50, 4), 5),
+        ("expected", Expectation("cosine", num_warmup_steps=4), None),
+        ("expected", Expectation("cosine", 40, 4, 2e-3), 1),
+        ("expected", Expectation("cosine"), 0),
+        ("expected", Expectation("cosine", 50, 4), 5),
+        ("sharpness-aware", Expectation("demon"), 1),
     ],
-    ids=["right", "other_peak", "no_warmup", "longer"],
+    ids=["right", "other_peak", "no_warmup", "longer", "momentum_is_kept"],
 )
-def test_an_expectation_is_compared_update_by_update(audits, expectation, first):
-    audit = make_audit([], 0, audits["expected"].processes, expectation)
+def test_an_expectation_is_compared_update_by_update(audits, program, expectation, first):
+    audit = make_audit([], 0, audits[program].processes, expectation)
     assert audit.sections[0].comparison.first_deviating_update == first
     assert audit.holds == (first is None)
     assert ("NOT as expected" in " ".join(lines_of(audit))) == (first is not None)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import started
 import torch
+from hosts import HAS_TRAINING
 from launched_here import script_of
 from runs import environment
 from test_launch import launch
@@ -86,6 +87,7 @@ def test_two_processes_agree(tmp_path):
     assert found["sweeps"][0]["num_updates"] >= 200
 
 
+@pytest.mark.skipif(not HAS_TRAINING, reason="--find_lr needs diffusers_lrlab[train]")
 @pytest.mark.parametrize(
     ("first", "arguments", "message"),
     [

@@ -149,7 +149,9 @@ def test_a_wrap_gets_named_parameters_by_position():
         return original(owner, given, *args, **kwargs)
 
     words = {"original": 5, "owner": 6, "given": 7, "args": 8}
+    inherits = type("Inherits", (Wrapped,), {})
     with Patches() as patches:
-        patches.wrap(Wrapped, "method", around)
-        assert Wrapped().method(1, 3, 4) == (1, 3, (4,), {})
-        assert Wrapped().method(first=1, **words) == (1, 2, (), words)
+        patches.wrap(inherits, "method", around)
+        assert inherits().method(1, 3, 4) == (1, 3, (4,), {})
+        assert inherits().method(first=1, **words) == (1, 2, (), words)
+    assert "method" not in vars(inherits)
