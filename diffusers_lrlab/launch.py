@@ -17,7 +17,7 @@ import diffusers_lrlab
 from .core.errors import Interrupted, LabError, is_first_process
 from .core.options import TextParser
 from .core.plugins import load_plugins, registered_failure
-from .core.program import report_error
+from .core.program import open_standard_streams, report_error
 from .diffusers_plugin import hook_table
 from .diffusers_plugin.host.patches import Patches
 from .diffusers_plugin.host.source import HostScript
@@ -93,7 +93,8 @@ def make_parser() -> TextParser:
     hook_table.add_options(parser)
     add = parser.add_argument
     add("--strict", action="store_true", help="Stop with an error if one of these options cannot be used in the script.")
-    add("--explain", action="store_true", help="Only print what each option would do in the script, and its faults.")
+    explained = "Only print what each option would do in the script, and the faults of its schedule."
+    add("--explain", action="store_true", help=explained)
     add("--import", dest="plugins", metavar="FILE_OR_MODULE", help="Python files or modules that register schedules.")
     local_rank = "Set by DeepSpeed's or torch's launcher; passed on to the script."
     add("--local_rank", "--local-rank", action=_PassedOn, metavar="N", help=local_rank)
@@ -104,6 +105,7 @@ def make_parser() -> TextParser:
 
 def main() -> None:
     """Runs the script that the command line names, and exits as it does."""
+    open_standard_streams()
     parser = make_parser()
     try:
         options, unknown = parser.parse_known_args()

@@ -107,11 +107,9 @@ def _why_nothing(audit: Audit) -> str:
     end = main.end or {}
     names = ", ".join(each.name for each in main.optimizers.values()) or "no torch optimizer"
     passes = counted(end.get("backward", 0), "backward pass", ",")
+    foreign = "" if main.optimizers else " An optimizer that is not a torch.optim.Optimizer cannot be audited."
     about = "".join(f" An engine of {engine} was made, whose own steps are not seen." for engine in end.get("engines", []))
-    return (
-        f"no optimizer took a step. The program made {names} and had {passes}. An optimizer that is not a "
-        f"torch.optim.Optimizer cannot be audited.{about}"
-    )
+    return f"no optimizer took a step. The program made {names} and had {passes}.{foreign}{about}"
 
 
 # --- a curve in words ---------------------------------------------------------------------------------------------------

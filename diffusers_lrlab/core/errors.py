@@ -4,6 +4,7 @@ Each message names the value, what is allowed and the remedy.
 """
 
 import difflib
+import math
 import os
 import re
 import reprlib
@@ -102,7 +103,12 @@ def system_errors_explained() -> Iterator[None]:
 
 
 class _Repr(reprlib.Repr):
-    """Cuts long values, and shows NumPy's floats as numbers."""
+    """Cuts long values, shows NumPy's floats as numbers, and does not raise for integers that Python refuses to print."""
+
+    def repr_int(self, value: int, level: int) -> str:
+        if value.bit_length() <= 200:
+            return str(value)
+        return f"(a number of about {round(value.bit_length() * math.log10(2))} digits)"
 
     def repr_float64(self, value: Any, level: int) -> str:
         return str(value)  # and not np.float64(0.5)

@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any, Literal, NoReturn, get_args, get_type_hints
 
 from .errors import LabError, cut, did_you_mean, given, must_be, shown
@@ -172,10 +173,10 @@ class TextParser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-\.?\d")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._words = words = sys.argv[1:] if args is None else args
         options, unknown = super().parse_known_args(args, namespace)
         of_others = (action.dest for action in self._actions if action.nargs == argparse.REMAINDER)
         num_passed_on = sum(len(getattr(options, dest, None) or ()) for dest in of_others)
-        words = sys.argv[1:] if args is None else args
         for word in words[: len(words) - num_passed_on] if not self._subparsers else ():  # which check their own
             if re.search("[\udc80-\udcff]", word):  # bytes that are not UTF-8, as Python passes them on
                 hint = "rename a file or folder that has such a name, or give a link to it whose name is UTF-8"
@@ -189,6 +190,9 @@ class TextParser(argparse.ArgumentParser):
             raise LabError(f"Unknown argument {shown(unknown[0])}{where}.{hint} See --help.")
 
     def error(self, message: str) -> NoReturn:
+        if message.startswith("the following arguments are required"):  # one of which may be misspelt
+            flags = (word for word in takewhile(lambda word: word != "--", self._words) if word.startswith("--"))
+            self.refuse([flag for flag in flags if flag.partition("=")[0] not in self._option_string_actions])
         raise LabError(f"{_in_form(message)} See --help.")
 
 

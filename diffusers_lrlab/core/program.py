@@ -36,7 +36,7 @@ def report_error(error: BaseException, all_ranks: bool = True) -> int:
     return 128 + error.signal_number if isinstance(error, Interrupted) else 2
 
 
-def _open_standard_streams() -> None:
+def open_standard_streams() -> None:
     """
     Replaces closed standard streams (`>&-`, daemons, pythonw) by the null device. Otherwise a file that is opened later
     gets the number of one of them, and with it what libraries and other processes print.
@@ -55,7 +55,7 @@ def exit_status(program: Callable[[], int | None], all_ranks: bool = True) -> in
     Runs a program. Returns 0, 2 after an error that the user can fix, or 128 + the number of a signal; like a signal counts
     that the reader of its output has closed the pipe (`lrlab list | head`).
     """
-    _open_standard_streams()
+    open_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a character shows another one
             stream.reconfigure(errors="replace")

@@ -259,10 +259,12 @@ class Parameter:
         return None if self.range is None else Range(self.range)
 
     def check_fields(self) -> None:
-        """Raises a `LabError` for a field of another type than annotated."""
+        """Raises a `LabError` for a field of another type than annotated, and for a range that is no interval."""
         for name, hint in get_type_hints(Parameter).items():
             if read_as(getattr(self, name), hint) is REFUSED:
                 raise refusal("Parameter", name, getattr(self, name), hint)
+        if self.interval is not None:
+            _ = self.interval.bounds  # read, which raises the error
 
     @property
     def allowed(self) -> str:

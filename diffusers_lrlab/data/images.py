@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
+_LONGEST_SIDE = 16_384  # pixels; longer strips are taken for damaged images
+
+
 def normalise(images: torch.Tensor) -> torch.Tensor:
     """8-bit levels as float32 in [-1, 1], with the same bits on every device; other tensors are unchanged."""
     if images.dtype != torch.uint8:
@@ -70,6 +73,8 @@ class ImageTransform:
         width, height = image.size
         scale = self.resolution / min(height, width)
         size = (max(self.resolution, round(height * scale)), max(self.resolution, round(width * scale)))
+        if max(size) > _LONGEST_SIDE and max(size) > 100 * min(size):
+            raise LabError(f"it has {width}x{height} pixels, a strip that would have {size[1]}x{size[0]} once resized.")
         is_deep = image.mode.startswith("I") or image.mode == "F"  # more than 8 bits per channel
         pixels = _deep_pixels(image, self.channels) if is_deep else _levels(image, self.channels)
         if not is_deep and size == (height, width):

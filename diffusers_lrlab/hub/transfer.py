@@ -222,7 +222,7 @@ def fetch(repo_id: str, folder: Path, revision: str | None = None) -> Path:
         except LabError as error:
             raise LabError(f"{repo_id!r} has changed since it was uploaded, or is damaged: {error}") from None
         if note:
-            warn(f"{note}.")
+            warn(f"{repo_id!r}: {note}.")
         for name in files:
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(cached / name, temporary / name)

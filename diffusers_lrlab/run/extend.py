@@ -77,19 +77,19 @@ def extend(
     else:
         at, curve = _longer(parent, int(max_train_steps or 0))
     folder = RunFolder(Path(output_dir or folder_beside(path, f"-{curve.num_updates}")))
-    status = _status_of_child(folder, parent.facts(at))
+    options = parent.options_of(curve, folder.path)
+    status = _status_of_child(folder, parent.facts(at), resolve_config(TrainingConfig(**options)).to_dict())
     if is_first_process():
         sys.stdout.write(printable(_described(parent, at, curve, folder.path)) + "\n")
         sys.stdout.flush()
     if not dry_run and status != "finished":
-        _train(parent, at, curve, folder)
+        _train(parent, at, options, folder)
     return None if dry_run else folder.path
 
 
-def _train(parent: Parent, at: int, curve: RunCurve, folder: RunFolder) -> None:
+def _train(parent: Parent, at: int, options: dict[str, Any], folder: RunFolder) -> None:
     from .train import Start, run_training
 
-    options = parent.options_of(curve, folder.path)
     if folder.checkpoints():
         options["resume_from_checkpoint"] = "latest"
     else:  # of a run that was killed before its first checkpoint, if any
@@ -99,13 +99,16 @@ def _train(parent: Parent, at: int, curve: RunCurve, folder: RunFolder) -> None:
         run_training(TrainingConfig(**options), Start(parent.checkpoints[at], {**parent.record, "run": begun}))
 
 
-def _status_of_child(folder: RunFolder, facts: dict[str, Any]) -> str | None:
-    """The status of the run in a folder, if there is one; a `LabError` unless it started from there."""
+def _status_of_child(folder: RunFolder, facts: dict[str, Any], asked: dict[str, Any]) -> str | None:
+    """The status of the run in a folder, if there is one; a `LabError` unless it started from there with that schedule."""
     path = folder.path
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return None
-    run = folder.read_record().get("run", {})
-    if {**(run.get("parent") or {}), "folder": ""} != {**facts, "folder": ""}:
+    record = folder.read_record()
+    run, config = record.get("run", {}), record.get("config", {})
+    decides = ("lr_scheduler", "lr_scheduler_kwargs", "max_train_steps")
+    differs = any(config.get(name) != asked[name] for name in decides)
+    if differs or {**(run.get("parent") or {}), "folder": ""} != {**facts, "folder": ""}:
         raise LabError(f"--out {str(path)!r} holds something else. Hint: give a new folder.")
     return str(run["status"])
 

@@ -165,12 +165,12 @@ class InfoNoise:
         masses = [float(self.before[part].sum()) for part in parts if part.any()]
         first = max(1, -(-self.warmup_updates // self.refresh_every)) * self.refresh_every
         last = (num_updates - 1) // self.refresh_every * self.refresh_every
-        needed = f"{counted(len(masses), 'part')} with {counted(self.min_count, 'loss')} each under the density {before}"
-        if last < first or last * batch_size < self.min_count * len(masses):
+        needed = f"{counted(len(masses), 'part')} with {counted(self.min_count, 'loss')} each"
+        if last < first or last * batch_size < self.min_count * len(masses) or not min(masses):
             raise LabError(
                 f"--timestep_sampler {name}: must be able to begin in {counted(num_updates, 'update')} of "
-                f"{counted(batch_size, 'image')}, but it needs {needed}, and update {first}. Hint: {_SOONER}, or use "
-                f"{before} itself."
+                f"{counted(batch_size, 'image')}, but it needs {needed} under the density {before}, and update {first}. "
+                f"Hint: {_SOONER}, or use {before} itself."
             )
         rarest = last * batch_size * min(masses)
         if rarest >= 2 * self.min_count:

@@ -121,12 +121,12 @@ def read_yaml(path: str, option: str) -> dict[str, Any]:
     """The mapping in the YAML file of `option`; anything else is a `LabError`."""
     try:
         options = yaml.load(read_utf8(path, option), _UniqueKeyLoader) or {}  # a SafeLoader
+    except OSError as error:
+        raise LabError(f"Cannot read {option} {path!r}: {error.strerror}. Give the path of a YAML file.") from None
     except LabError:
         raise
-    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:  # such as an impossible date
-        raise LabError(
-            f"{option} {path!r} cannot be read, or is not valid YAML: {error}. Give the path of a YAML file."
-        ) from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as an impossible date
+        raise LabError(f"{option} {path!r} is not valid YAML: {error}") from None
     if not isinstance(options, dict):
         raise LabError(f"{option} {path!r} must hold a mapping of options to values, such as 'lr_scheduler: cosine'.")
     return options

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
+from ..core.errors import warn
 from ..core.files import atomic_file, full_disk_explained, sync, sync_tree, temporary_beside
 from ..core.streams import stream_generator
 from ..data.labels import KEYWORD
@@ -118,5 +119,11 @@ def save_preview(folder: Path, update: int, samples: np.ndarray) -> None:
 
 
 def load_previews(folder: Path) -> dict[int, np.ndarray]:
-    """Samples by update, in order."""
-    return {int(path.stem.removeprefix("update-")): np.load(path) for path in sorted(folder.glob("update-*.npy"))}
+    """Samples by update, in order; damaged files are skipped with a warning."""
+    previews = {}
+    for path in sorted(folder.glob("update-*.npy")):
+        try:
+            previews[int(path.stem.removeprefix("update-"))] = np.load(path)
+        except (ValueError, EOFError, OSError):  # of numpy for a damaged file
+            warn(f"{str(path)!r} is damaged and not plotted.")
+    return previews

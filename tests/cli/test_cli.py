@@ -111,6 +111,7 @@ def test_whoever_stops_reading_gets_no_traceback():
         (["preview", "--timestep_sampler", "uniform", "--lr_scheduler", "cosine"], ["--lr_scheduler", "Leave it out"]),
         (["preview", "--loss_weighting", "min_snr:gamma=0"], ["gamma=0", "(0, inf)"]),
         (["preview", "--loss_weighting", "learned_log_variance"], ["'learned_log_variance'", "follows the losses"]),
+        (["data", "encode", "digits", "out", "--va", "x"], ["Unknown argument '--va'", "Did you mean '--vae'?"]),
         (["extend", "my-run", "--steps", "9"], ["Unknown argument '--steps'", "See --help"]),
         ([*PREVIEW, "--num_warmup_steps", "9"], ["Warm-up of 9 updates", "9 updates", "at most 8"]),
         ([*PREVIEW, "--num_training_steps", "0"], ["--num_training_steps 0", "in [1, 1e7]"]),

@@ -36,6 +36,15 @@ def test_streams_that_are_closed_or_full(tmp_path, redirected, status, error):
     assert (tmp_path / "file").read_text() == "own text" or "full" in redirected
 
 
+@pytest.mark.slow
+def test_a_launched_script_runs_with_closed_streams(tmp_path):
+    (tmp_path / "script.py").write_text("print('seen')\nopen('file', 'w').write('own text')\n")
+    command = [sys.executable, "-m", "diffusers_lrlab.launch", "--lr_scheduler", "rex", "script.py"]
+    done = subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command], cwd=tmp_path, check=False)
+    assert (tmp_path / "file").read_text() == "own text"
+    assert done.returncode == 2  # since the script made no scheduler
+
+
 @pytest.mark.parametrize("size", ["0", "100000"])
 def test_a_pipe_that_is_no_longer_read_ends_a_program_as_its_signal_would(tmp_path, size):
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "file"), size]

@@ -17,9 +17,10 @@ from safetensors.numpy import load_file
 from tables import cases
 from trainer_states import assert_same
 
+from diffusers_lrlab.core.plotting import new_figure
 from diffusers_lrlab.data.batch import Batch
 from diffusers_lrlab.diagnostics.gradient_probes import GradientProbes
-from diffusers_lrlab.diagnostics.plot import plot_timesteps
+from diffusers_lrlab.diagnostics.plot import _heat_map, _Rows, plot_timesteps
 from diffusers_lrlab.diagnostics.timestep_log import (
     SpikeDetector,
     TimestepLog,
@@ -290,6 +291,15 @@ def test_probes_leave_everything_as_it_is(training, grad_enabled):
 
 
 # --- the plot --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["asked_share", "share"])
+def test_a_uniform_density_is_one_in_bins_of_any_width(key):
+    log = TimestepLog(3, 5)
+    add_row(log, 0, torch.arange(5), torch.ones(5))
+    axes = new_figure(4, 3, dpi=50).subplots()
+    _heat_map(axes, _Rows(log.table), key, "", is_density=True)
+    assert axes.collections[0].get_array().flatten().tolist() == pytest.approx([1, 1, 1])
 
 
 @pytest.mark.pictures

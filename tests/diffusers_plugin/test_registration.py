@@ -270,6 +270,13 @@ def test_every_schedule_has_a_path(name):
     check(row, by_path(f"diffusers_lrlab.get_{name}_schedule", optimizer, *clock), optimizer)
 
 
+def test_onetrainer_resumes_by_last_epoch():
+    """Its schedule is made anew for an optimizer that has an `initial_lr`, with the last update done."""
+    optimizer = torch.optim.SGD([{"params": [torch.zeros(1)], "lr": BASE, "initial_lr": BASE}])
+    scheduler = diffusers_lrlab.get_rex_schedule(optimizer=optimizer, last_epoch=9, num_training_steps=N, d=0.9)
+    close(run(scheduler, optimizer, 5)[:, 0, 0], lr_curve("rex:d=0.9", BASE, 0, N)[10:15])
+
+
 def test_arguments_of_a_command_line_are_read_or_refused():
     rex = functools.partial(by_path, "diffusers_lrlab.get_rex_schedule", torch.optim.SGD([torch.zeros(1)], lr=BASE))
     assert rex("num_training_steps=24.0", "d=0.9", "num_warmup_steps=0.5").plan["num_warmup_steps"] == 12

@@ -134,7 +134,7 @@ def test_a_card_names_no_machine_and_needs_no_checkout(name):
 def test_the_card_of_a_study_has_what_the_viewer_and_its_readers_need(name):
     metadata, text, heads = read(name)
     summary = summary_of(name)
-    assert (metadata["pretty_name"], metadata["size_categories"]) == (summary["study"]["title"], ["n<1K"])
+    assert metadata["pretty_name"] == summary["study"]["title"]
     files = [data["path"] for config in metadata["configs"] for data in config["data_files"]]
     assert files == [file for file in ("summary.parquet", "runs.parquet") if (CARDS / name / file).exists()]
     sources = {claim["source"] for claim in summary.get("claims", ())}

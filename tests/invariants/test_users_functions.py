@@ -54,6 +54,18 @@ SMALL = {
     "num_inference_steps": 2,
     "lr_warmup_steps": 0,
 }
+SAYS = {  # beside the name, the file and the line; by the end of the name
+    "optimizer_still": "changes nothing",
+    "optimizer_lbfgs": "needs a closure",
+    "momentum_one_number": "two",
+    "noise_global": "global random numbers",
+    "denoiser_tied": "again.weight and linear.weight",
+    "denoiser_overlapping": "its lower and upper share their memory",
+    "denoiser_detached": "gradient",
+    "sampler_changes": "traits=('curriculum',)",
+    "random": "at the second call",
+    "exits": "ended the program (SystemExit",
+}
 # Methods of what the functions return, which are called from everywhere.
 METHODS = ("sampler_state_raises", "optimizer_step_raises", "kind_cannot_sample")
 
@@ -104,6 +116,7 @@ def test_a_run_says_what_is_wrong(option, name, tmp_path, capsys):
     error = capsys.readouterr().err.split("error: ")[-1]
     assert (repr(name) if name not in METHODS else "Code of the plug-in 'misbehaving'") in error
     assert re.search(r"misbehaving\.py:\d+", error), error
+    assert all(text in error for end, text in SAYS.items() if name.endswith(end)), error
     record = tmp_path / "run" / "lrlab" / "run.json"
     if record.exists():  # it began
         run = json.loads(record.read_text())["run"]

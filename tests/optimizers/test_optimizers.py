@@ -11,9 +11,11 @@ import pytest
 import runs
 import torch
 from diffusers import UNet2DModel
+from registrations import restored
 from tables import cases
 
 from diffusers_lrlab import LabError, TrainingConfig, get_optimizer, list_optimizers
+from diffusers_lrlab.core.registry import Parameter
 from diffusers_lrlab.optimizers.build import optimizer_state_bytes
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.optimizers.timescales import (
@@ -312,3 +314,17 @@ def test_the_floor_is_compared_with_the_scaled_rate():
     assert plan.lrs.max() == pytest.approx(8e-4)
     with pytest.raises(LabError, match=r"0.002 of 'cosine' is above .* 0.0008"):
         prepare(TrainingConfig(**options, lr_scheduler_kwargs={"min_lr": 2e-3}))
+
+
+def test_optimizers_of_others_may_have_such_names():
+    taken = {}
+
+    def make(params, lr, tau, beta2_half_life):
+        taken.update(tau=tau, beta2_half_life=beta2_half_life)
+        return torch.optim.SGD(params, lr)
+
+    own = (Parameter("tau", float, 0.5, "a time"), Parameter("beta2_half_life", float, None, "another one"))
+    with restored(OPTIMIZERS):
+        OPTIMIZERS.register("own", description="a test's", source="a test", parameters=own)(make)
+        get_optimizer("own:beta2_half_life=3", parameters(), 1e-3)
+    assert taken == {"tau": 0.5, "beta2_half_life": 3.0}

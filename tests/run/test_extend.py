@@ -74,6 +74,10 @@ def test_a_run_with_a_decay_of_its_own_is_cooled_down_earlier(folder):
     """With the shape of its own decay; not once that has begun."""
     trunk = new_run(folder, "own-decay", "wsd:num_decay_steps=9,decay_type=exponential,min_lr_ratio=0.1")
     run = extend(trunk, at=10, cooldown=3)
+    assert extend(trunk, at=10, cooldown=3) == run
+    for other in ({"cooldown": 4}, {"cooldown": 3, "decay": "linear"}):
+        with pytest.raises(LabError, match="holds something else"):
+            extend(trunk, at=10, output_dir=run, **other)
     assert runs.read_record(run)["config"]["lr_scheduler_kwargs"]["decay_type"] == "exponential"
     assert_same_end(from_the_start(run), run, 13)
     with pytest.raises(LabError, match=r"--at 15: must be on the plateau of a constant or a warmup_stable_decay"):

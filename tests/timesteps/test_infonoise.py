@@ -154,6 +154,9 @@ def test_a_run_in_which_it_cannot_begin_is_refused_and_an_unlikely_one_is_warned
     assert ("this run gives the rarest part about" in str(sampler.check_length(num_updates + 1, 8))) == is_unlikely
     assert sampler.check_length(10_000, 8) is None
     assert get_timestep_sampler("loss_second_moment", noise_scheduler=FLOW).check_length(1, 8) is None
+    never = get_timestep_sampler("infonoise", noise_scheduler=FLOW, before="piecewise:densities=[1|0],uniform_share=0")
+    with pytest.raises(LabError, match="or use piecewise:densities"):
+        never.check_length(10**6, 8)
 
 
 def test_noise_levels_that_the_loss_leaves_out_are_not_waited_for():

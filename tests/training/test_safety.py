@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import helpers
+import numpy as np
 import pytest
 import runs
 import torch.distributed as dist
@@ -22,7 +23,7 @@ from diffusers_lrlab.core.manifest import find_damage
 from diffusers_lrlab.core.program import InterruptGuard
 from diffusers_lrlab.study.context import StudyInterrupted, stops_explained
 from diffusers_lrlab.training.checkpoints import CheckpointWriter
-from diffusers_lrlab.training.pipeline import save_pipeline
+from diffusers_lrlab.training.pipeline import load_previews, save_pipeline, save_preview
 from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.resume import find_checkpoint
 from diffusers_lrlab.training.run_folder import RunFolder
@@ -50,6 +51,14 @@ def copy(finished, tmp_path):
 def damaged(file, how):
     change = DAMAGE[how]
     file.unlink() if change is None else file.write_bytes(change(file.read_bytes()))
+
+
+def test_damaged_samples_are_left_out_of_the_plots(tmp_path, capsys):
+    for update in (1, 2):
+        save_preview(tmp_path, update, np.ones((3, 2)))
+    damaged(tmp_path / "update-00000001.npy", next(how for how, change in DAMAGE.items() if change is not None))
+    assert [*load_previews(tmp_path)] == [2]
+    assert "update-00000001.npy' is damaged and not plotted" in capsys.readouterr().err
 
 
 def test_every_file_of_a_checkpoint_damaged_in_every_way(copy, capsys):

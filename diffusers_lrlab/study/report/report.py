@@ -176,7 +176,7 @@ def _image(plot: Plot) -> str:
 _TAGS = ("diffusers", "diffusers_lrlab", "learning-rate-schedule", "study")
 _USE = (
     "`summary.json` holds everything that this card says. `diffusers_lrlab.read_study(FOLDER)` reads the runs as a data "
-    "frame, and `lrlab study report` makes summary and tables again from `runs.parquet`, both in a copy of these files."
+    "frame, and `lrlab study report` makes summary and report again from `runs.parquet`, both in a copy of these files."
 )
 _REPEAT = (
     "No checkout of the project is needed. `spec.yaml` is the specification as it ran: `lrlab study run spec.yaml --out "
@@ -201,7 +201,7 @@ def write_study_card(folder: Path, out: Path) -> Path:
         for name in ("summary.json", "summary.parquet", RUNS_TABLE, "spec.yaml"):
             shutil.copyfile(folder / name, card / name)
         summary = json.loads((card / "summary.json").read_text(encoding="utf-8"))
-        # The table lacks samples and some curves, which only the files of the runs have.
+        # The table lacks samples, which only the files of the runs have.
         results = [study.read(run.id) or run for run in read_runs(card)[0]]
         command = command_of_card(summary["study"]["command"], summary["study"]["name"], is_preset(card))
         own_data = [shown_path(name) for name in sources(spec["datasets"]) if name not in EMBEDDED_DATASETS]
