@@ -65,7 +65,8 @@ class Rebuilt:
         """The coefficients from every n-th snapshot, for all that are stored."""
         update = self.profiles.ends.reshape(-1, 2)
         used = np.repeat(np.arange(len(update), 0, -1) % every == 1 % every, 2)
-        found = combine(self.profiles[used], Profiles.of_widths([self.end], [width]))
+        known = Profiles(self.profiles.ends[used], self.profiles.gammas[used])
+        found = combine(known, Profiles.of_widths([self.end], [width]))
         coefficients = np.zeros(len(used))
         coefficients[used] = found.coefficients
         return found, coefficients.tolist()

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -69,11 +70,15 @@ class _NoisePrediction:
 
     def __init__(self, model: Any, process: NoiseProcess):
         self.model, self.process = model, process
-        self.dtype = model.dtype  # which looks at all modules
         alphas = torch.from_numpy(process.levels.inner_alphas_cumprod)
         if not alphas[-1] < alphas[0]:
             raise ValueError(f"The noise level of all timesteps ({len(alphas)}) is the same; two levels are needed.")
         self.log_sigmas = ((1 - alphas).log() - alphas.log()) / 2
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """That of the model, which looks for it in all its modules."""
+        return self.model.dtype  # type: ignore[no-any-return]
 
     def __call__(self, scaled: torch.Tensor, log_sigma: float) -> torch.Tensor:
         timestep = float(np.interp(log_sigma, self.log_sigmas.numpy(), np.arange(len(self.log_sigmas))))
