@@ -78,7 +78,7 @@ class _NoisePrediction:
     @cached_property
     def dtype(self) -> torch.dtype:
         """That of the model, which looks for it in all its modules."""
-        return self.model.dtype  # type: ignore[no-any-return]
+        return self.model.dtype
 
     def __call__(self, scaled: torch.Tensor, log_sigma: float) -> torch.Tensor:
         timestep = float(np.interp(log_sigma, self.log_sigmas.numpy(), np.arange(len(self.log_sigmas))))
