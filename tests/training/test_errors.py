@@ -6,8 +6,6 @@ import re
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 import typing
 
 import pytest
@@ -82,6 +80,8 @@ OPTIONS = [
     ("--model_config_name_or_path=TMP/none", "it cannot be read"),
     ("--model_config_name_or_path=TMP/list.json", "cannot be read: it holds no JSON object"),
     ("--config=TMP/none.yaml", "Give the path of a YAML file"),
+    ("--lr_scheduler=cosine_annealing:eta_min=0.1", "above --learning_rate"),
+    ("--logger=tensorboard --logging_dir=../elsewhere", "inside --output_dir"),
 ]
 
 
@@ -148,8 +148,7 @@ def yaml_file(tmp_path):
         ("checkpoints_total_limit: null", "Remove the line to get the default"),
         ("seed: 1\nseed: 2", "'seed' is given twice"),
         ("lr_scheduler_kwargs: {d: 2026-01-01}", "2026, 1, 1)}, which is not JSON"),
-        ("seed: 3\n# für\n".encode("cp1252"), "must be a file in UTF-8"),
-        ("seed: 3\n# für\n".encode("utf-16"), "in line 1. Hint: save it as"),
+        ("seed: 3\n# für\n".encode("cp1252"), "must be a file in UTF-8, got another encoding in line 2. Hint: save it as"),
     ],
     ids=str,
 )
@@ -184,10 +183,6 @@ LEVELS = {key: [value] * 4 for key, value in {"down_block_types": "DownBlock2D",
     "change, part",
     [
         ({"block_out_channels": [8] * 4, **LEVELS}, "use 8 or 16"),
-        (
-            {"in_channels": 3},
-            "must be 1, as the images have, got 3. Hint: give --image_channels 3",
-        ),
         ({"sample_size": 32}, "must be 8, as the images have, got 32. Hint: give --resolution 32"),
         ({"_class_name": "UNet2DConditionModel"}, "trains a UNet2DModel"),
         ({"no_such_option": 1}, "UNet2DModel does not take 'no_such_option'"),
@@ -311,37 +306,3 @@ def test_a_real_command_line_prints_the_message_alone(tmp_path):
     assert told(status, stderr) == stderr
     assert "Use at most --train_batch_size 1541" in stderr
     assert stdout == ""
-
-
-@pytest.mark.slow
-def test_a_typing_error_does_not_wait_for_torch():
-    code = f"""
-import runpy, sys
-for argument in ("--help", "--lr_scheduler=cosin"):
-    sys.argv = [{str(SCRIPT)!r}, argument]
-    try:
-        runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
-    except SystemExit as end:
-        print("status", end.code)
-print("loaded", {{"torch", "diffusers", "datasets", "accelerate"}} & set(sys.modules))
-"""
-    command = [sys.executable, "-c", code]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment(), check=True)
-    assert [line for line in result.stdout.splitlines() if line.startswith("status")] == ["status 0", "status 2"]
-    assert result.stdout.splitlines()[-1] == "loaded set()"
-
-
-@cases(
-    "options, part",
-    [
-        ({"learning_rate": "1e-4"}, "learning_rate='1e-4' of TrainingConfig(): must be a number"),
-        ({"seed": True}, "seed=True of TrainingConfig(): must be a whole number"),
-        ({"lr_scheduler_kwargs": [1]}, "lr_scheduler_kwargs=[1] of TrainingConfig(): must be"),
-        ({"lr_scheduler": "cosine_annealing:eta_min=0.1"}, "above --learning_rate"),
-        ({"distance_samples": 1}, "at least 2"),
-        ({"logging_dir": "../elsewhere"}, "inside --output_dir"),
-    ],
-)
-def test_python_gets_the_same_checks(options, part):
-    with pytest.raises(LabError, match=re.escape(part)):
-        resolve_config(TrainingConfig(**{"logger": "tensorboard"} | options))
