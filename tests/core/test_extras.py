@@ -97,13 +97,9 @@ def test_what_is_there_is_not_missed():
 OLD = {"torch": "2.6.0+cu124", "diffusers": "0.32.1", "accelerate": "1.6.0"}
 
 
-@pytest.fixture
-def environment_of_sd_scripts(monkeypatch):
+def test_training_names_what_is_missing_and_the_versions_that_are_too_old(monkeypatch):
     monkeypatch.setattr(environment, "version_of", lambda name: OLD.get(name, "99"))
     monkeypatch.setattr(environment, "_is_installed", lambda package: True)
-
-
-def test_training_names_what_is_missing_and_the_versions_that_are_too_old(environment_of_sd_scripts, monkeypatch):
     require_extra("plots", "Plotting", ["matplotlib"])  # which does not ask for those of training
     monkeypatch.setattr(environment, "_is_installed", lambda package: package not in ("datasets", "sklearn"))
     with pytest.raises(MissingExtra) as refused:
