@@ -19,14 +19,11 @@ from diffusers_lrlab.training.resolve import resolve_config
 from diffusers_lrlab.training.run_folder import RunFolder
 from diffusers_lrlab.training.trainer import Trainer
 
-LATEST = "--resume_from_checkpoint=latest"
-NEVER = 10**6
-
 
 def options(**more):
     small = {"dataset_name": "moons", "max_train_steps": 12, "train_batch_size": 32, "num_validation_images": 16}
     small |= {"logging_steps": 5, "checkpointing_steps": 3, "validation_steps": 6, "log_timestep_bins": 2}
-    small |= {"ddpm_num_steps": 4, "num_inference_steps": 2, "save_images_epochs": NEVER}
+    small |= {"ddpm_num_steps": 4, "num_inference_steps": 2, "save_images_epochs": 10**6}
     return {**small, "denoiser": "mlp:hidden_size=8,num_layers=1,embedding_size=4", **more}
 
 
@@ -206,5 +203,5 @@ def test_two_processes_decide_alike(tmp_path):
     whole = runs.read_weights(end / "denoiser")
     for gone in (end, tmp_path / "skips/checkpoint-9"):
         shutil.rmtree(gone)
-    runs.run(*skips, LATEST, processes=2, before=before)
+    runs.run(*skips, "--resume_from_checkpoint=latest", processes=2, before=before)
     assert all(torch.equal(value, runs.read_weights(end / "denoiser")[key]) for key, value in whole.items())
