@@ -77,6 +77,7 @@ OPTIONS = [
     ("--train_data_dir=TMP/missing", "'TMP/missing' does not exist. Give the path of a folder of images"),
     ("--dataset_name=user/name --streaming", "--max_train_steps None: must be given with --streaming"),
     ("--lr_scheduler=reduce_lr_on_plateau --num_validation_images=0", "follows the validation loss; it cannot run with"),
+    ("--model_config_name_or_path=TMP/unet.json --resolution=9", "halves images once; use 8 or 10"),
     ("--model_config_name_or_path=TMP/none", "it cannot be read"),
     ("--model_config_name_or_path=TMP/list.json", "cannot be read: it holds no JSON object"),
     ("--config=TMP/none.yaml", "Give the path of a YAML file"),
@@ -114,6 +115,7 @@ def test_an_error_names_the_option_the_value_and_what_is_allowed(name, value, al
 @cases("arguments, part", OPTIONS)
 def test_an_option_that_cannot_be_done_is_explained(refused, tmp_path, arguments, part):
     (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "unet.json").write_text(json.dumps(TINY_UNET))
     error = refused(*arguments.replace("TMP", str(tmp_path)).split(), f"--output_dir={tmp_path / 'run'}")
     assert part.replace("TMP", str(tmp_path)) in error
     assert not (tmp_path / "run").exists()
@@ -176,13 +178,9 @@ def test_plateau_on_too_few_images_to_hold_any_out(refused, tmp_path):
     assert "must be left out without a validation set, got fewer than five images" in refused(*arguments)
 
 
-LEVELS = {key: [value] * 4 for key, value in {"down_block_types": "DownBlock2D", "up_block_types": "UpBlock2D"}.items()}
-
-
 @cases(
     "change, part",
     [
-        ({"block_out_channels": [8] * 4, **LEVELS}, "use 8 or 16"),
         ({"sample_size": 32}, "must be 8, as the images have, got 32. Hint: give --resolution 32"),
         ({"_class_name": "UNet2DConditionModel"}, "trains a UNet2DModel"),
         ({"no_such_option": 1}, "UNet2DModel does not take 'no_such_option'"),
@@ -191,9 +189,7 @@ LEVELS = {key: [value] * 4 for key, value in {"down_block_types": "DownBlock2D",
 def test_a_model_that_does_not_fit(refused, tmp_path, change, part):
     path = tmp_path / "model.json"
     path.write_text(json.dumps({**TINY_UNET, **change}))
-    more = ["--resolution=12"] * ("down_block_types" in change)
-    error = refused(f"--model_config_name_or_path={path}", *more, f"--output_dir={tmp_path / 'run'}")
-    assert part in error
+    assert part in refused(f"--model_config_name_or_path={path}", f"--output_dir={tmp_path / 'run'}")
 
 
 # --- the output folder -----------------------------------------------------------------------------------------------
