@@ -295,7 +295,8 @@ def test_the_script_finds_itself_as_if_started_directly(tmp_path):
     how = {"cwd": tmp_path, "env": environment()}
     status, shown, _ = started.run("-m", "diffusers_lrlab.launch", "script.py", "a", "--b", **how)
     direct = subprocess.run([sys.executable, "script.py", "a", "--b"], capture_output=True, text=True, check=False, **how)
-    assert (status, shown) == (3, direct.stdout)
+    assert (status, shown) == (direct.returncode, direct.stdout)
+    assert status == 3
 
 
 def test_spawned_processes_import_this_package(tmp_path):
