@@ -50,14 +50,10 @@ def load_state(checkpoint):
     return state
 
 
-def logged_rates(run):
-    rows, _ = runs.read_metrics(run)
-    return {row["update"]: row["lr"] for row in rows}
-
-
 def applied_is(run, lrs):
     """Whether the log has these rates and the audit has seen nothing else."""
     record = runs.read_record(run)
     assert record["train"]["schedule_audit"]["first_deviating_update"] is None
     assert record["train"]["schedule_audit"]["num_updates"] == record["train"]["num_updates"] == len(lrs)
-    return all(rate == pytest.approx(lrs[update], rel=1e-12, abs=1e-18) for update, rate in logged_rates(run).items())
+    rows, _ = runs.read_metrics(run)
+    return all(row["lr"] == pytest.approx(lrs[row["update"]], rel=1e-12, abs=1e-18) for row in rows)

@@ -1,5 +1,6 @@
 """A tiny autoencoder, and digits encoded by it."""
 
+import runs
 import torch
 from diffusers import AutoencoderKL
 
@@ -19,17 +20,7 @@ TINY_VAE = {
     "scaling_factor": 0.9,
     "shift_factor": 0.1,
 }
-TINY_UNET = {
-    "_class_name": "UNet2DModel",
-    "sample_size": 4,
-    "in_channels": 2,
-    "out_channels": 2,
-    "layers_per_block": 1,
-    "block_out_channels": [8, 16],
-    "norm_num_groups": 4,
-    "down_block_types": ["DownBlock2D", "AttnDownBlock2D"],
-    "up_block_types": ["AttnUpBlock2D", "UpBlock2D"],
-}
+TINY_UNET = {**runs.TINY_UNET, "sample_size": 4, "in_channels": 2, "out_channels": 2}
 
 
 def save_vae(folder, seed=0, **changes):

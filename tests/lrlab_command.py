@@ -21,6 +21,14 @@ def lrlab(*arguments, status=0, encoding="utf-8", python=(), **env):
     return done.stderr if status or python else done.stdout
 
 
+def said(capsys, *arguments):
+    """Its exit status in this process, and all that it prints."""
+    status = main([str(argument) for argument in arguments])
+    out, error = capsys.readouterr()
+    assert "Traceback" not in error
+    return status, out + error
+
+
 def lrlab_here(capsys, *arguments):
     """The same, in this process."""
     assert main([str(argument) for argument in arguments]) == 0

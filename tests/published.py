@@ -17,7 +17,12 @@ RECORD = ROOT / "model_cards" / "ddpm-digits-8"
 
 def lrlab(*arguments, env, cwd, status=0, timeout=120):
     """Runs the command, and expects this exit status."""
-    return end_of_lrlab(start_lrlab(*arguments, env=env, cwd=cwd), status, timeout)
+    command = ("-m", "diffusers_lrlab.cli.main", *arguments)
+    how = {"env": env, "cwd": cwd, "timeout": timeout, "before": refuse_warnings_and_waits}
+    result = subprocess.CompletedProcess(command, *started.run(*command, **how))
+    assert result.returncode == status, result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
+    return result
 
 
 EACH = """
@@ -41,23 +46,9 @@ def lrlab_each(commands, env, cwd):
     return [json.loads(line) for line in out.splitlines()]
 
 
-def start_lrlab(*arguments, env, cwd):
-    """The command, begun."""
-    command = ["-m", "diffusers_lrlab.cli.main", *map(str, arguments)]
-    return started.Started(*command, env=env, cwd=cwd, before=refuse_warnings_and_waits)
-
-
-def end_of_lrlab(process, status=0, timeout=120):
-    """Waits for the end of a command, and expects this exit status."""
-    output = process.communicate(timeout)
-    result = subprocess.CompletedProcess(process.command, process.returncode, *output)
-    assert result.returncode == status, result.stdout + result.stderr
-    assert "Traceback" not in result.stderr
-    return result
-
-
 def refuse_warnings_and_waits():
-    refuse_warnings()
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "Use 'content=", DeprecationWarning)  # the client's own call to its HTTP library
     wait_briefly()
 
 
@@ -65,11 +56,6 @@ def wait_briefly():
     """Whoever waits before trying again, as a message has said then, waits for a twentieth of a second."""
     sleep = time.sleep
     time.sleep = lambda seconds: sleep(min(seconds, 0.05))
-
-
-def refuse_warnings():
-    warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", "Use 'content=", DeprecationWarning)  # the client's own call to its HTTP library
 
 
 def run_folder(folder, status="finished", megabytes=1):

@@ -191,7 +191,6 @@ REFUSED = [
     ("--fix_lr_clock", "--lr_scheduler=rex --lr_warmup_steps=48", "does not fit into"),
     ("", "--lr_scheduler=one_cycle:pct_start=0.2", "both set the length of the rise"),
     ("--fix_clock", "", "Unknown argument '--fix_clock' before the script's name. Did you mean '--fix_lr_clock'?"),
-    ("--num_updates 1e4", "", "must be a whole number, such as 10000, got '1e4'"),
     ("--num_warmup_steps -1e-4", "", "--num_warmup_steps -0.0001"),
     ("", "--ema warmup_power --strict", HINT),
     ("", "--emma", "unrecognized arguments: --emma\n"),
@@ -294,55 +293,14 @@ def test_the_script_finds_itself_as_if_started_directly(tmp_path):
         )
     )
     how = {"cwd": tmp_path, "env": environment()}
-    launched = started.run("-m", "diffusers_lrlab.launch", "script.py", "a", "--b", **how)
-    assert launched[:2] == run_python("script.py", "a", "--b", fresh=True, **how)[:2]
-    assert launched[0] == 3
-
-
-def run_python(*command, fresh, **how):
-    """Exit status, stdout and stderr of a process that has imported nothing, or of one forked with all imports."""
-    if not fresh:
-        return started.run(*command, **how)
-    command = [sys.executable, *map(str, command)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **how)
-    return done.returncode, done.stdout, done.stderr
-
-
-# A child by "fork" has what its parent has; by "spawn", it has imported nothing.
-@pytest.mark.parametrize(
-    ("method", "fresh"),
-    [("fork", False), *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("spawn", "forkserver"))],
-)
-def test_worker_processes_know_the_names(method, fresh, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent(
-            f"""
-            import multiprocessing
-
-            def last_lr(name):
-                import torch
-                from diffusers.optimization import get_scheduler
-
-                optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-                scheduler = get_scheduler(name, optimizer, num_warmup_steps=0, num_training_steps=4)
-                for _ in range(3):
-                    optimizer.step()
-                    scheduler.step()
-                return optimizer.param_groups[0]["lr"]
-
-            if __name__ == "__main__":
-                with multiprocessing.get_context({method!r}).Pool(1) as pool:
-                    print(pool.map(last_lr, ["step:step_size=1,gamma=0.5"]))
-            """
-        )
-    )
-    _, shown, error = run_python("-m", "diffusers_lrlab.launch", script, fresh=fresh, env=environment())
-    assert shown.strip() == "[0.125]", error
+    status, shown, _ = started.run("-m", "diffusers_lrlab.launch", "script.py", "a", "--b", **how)
+    direct = subprocess.run([sys.executable, "script.py", "a", "--b"], capture_output=True, text=True, check=False, **how)
+    assert (status, shown) == (direct.returncode, direct.stdout)
+    assert status == 3
 
 
 def test_spawned_processes_import_this_package(tmp_path):
-    """Which is why they know the names; the test above, which waits until they have imported torch, is slow."""
+    """Which is why they know the names, as programs do that import it before diffusers."""
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(
@@ -359,5 +317,5 @@ def test_spawned_processes_import_this_package(tmp_path):
             """
         )
     )
-    _, shown, error = run_python("-m", "diffusers_lrlab.launch", script, fresh=False, env=environment())
+    _, shown, error = started.run("-m", "diffusers_lrlab.launch", script, env=environment())
     assert shown.strip() == "[True, False]", error

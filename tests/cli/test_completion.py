@@ -13,7 +13,6 @@ TYPED = {
     "lrlab train --lr_scheduler re": {"reduce_lr_on_plateau", "rex"},
     "lrlab train --momentum_sch": {"--momentum_scheduler", "--momentum_scheduler_kwargs"},
     "lrlab find-lr --optimizer sg": {"sgd"},
-    "lrlab plan --optimizer sg": {"sgd"},
     "lrlab list sch": {"schedulers"},
     "lrlab study r": {"run", "report"},
 }

@@ -12,8 +12,7 @@ import diffusers_lrlab
 from diffusers_lrlab import cli
 from diffusers_lrlab.cli import announce_loading
 from diffusers_lrlab.cli.main import _parser
-from diffusers_lrlab.core.errors import DiskFull, Interrupted, LabError, continued_by, system_errors_explained
-from diffusers_lrlab.core.files import full_disk_explained
+from diffusers_lrlab.core.errors import DiskFull, Interrupted, continued_by
 from diffusers_lrlab.finder.range_test import FinderConfig
 from diffusers_lrlab.launch import make_parser as parser_of_launcher
 from diffusers_lrlab.study.context import stops_explained
@@ -56,24 +55,6 @@ def test_each_flag_that_a_text_names_exists():
     assert named - known == OTHER_PROGRAMS & named
 
 
-def test_what_ends_a_command_early_names_no_flag_that_it_lacks():
-    def is_in_the_way():
-        with full_disk_explained(Path("run.json")):
-            raise IsADirectoryError("is a folder")
-
-    def is_killed():
-        with system_errors_explained():
-            raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
-
-    told = [str(DiskFull(Path("run.json"), "No space left on device")), str(Interrupted(15, Path("checkpoint-2")))]
-    for fail in (is_in_the_way, is_killed):
-        with pytest.raises(LabError) as error:
-            fail()
-        told.append(str(error.value))
-    assert all("give the same command again" in text for text in told)
-    assert all("--resume_from_checkpoint" not in text and "--overwrite_output_dir" not in text for text in told)
-
-
 def test_the_outermost_command_says_how_it_is_continued(tmp_path):
     latest = "give the same command again with --resume_from_checkpoint latest"
     assert "--resume_from_checkpoint" in OF_TRAINING
@@ -84,6 +65,7 @@ def test_the_outermost_command_says_how_it_is_continued(tmp_path):
     with stops_explained(tmp_path), continued_by(latest):
         assert str(DiskFull(Path("a"), "full")).endswith("then give the same command again: finished runs are kept.")
     assert str(DiskFull(Path("a"), "full")).endswith("then give the same command again.")
+    assert str(Interrupted(15, Path("checkpoint-2"))).endswith("To go on, give the same command again (checkpoint-2).")
 
 
 @pytest.mark.parametrize(("on_terminal", "rank", "expected"), [(True, 0, True), (True, 1, False), (False, 0, False)])

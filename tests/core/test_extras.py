@@ -87,23 +87,12 @@ def test_extras_are_those_of_the_project():
         assert {f"{ON_PYPI.get(package, package)}>={bound}" for package, bound in packages.items()} <= {*extras[extra]}
 
 
-def test_what_is_there_is_not_missed():
-    require_extra("train", "This", ["json"])
-    with pytest.raises(MissingExtra, match=r"This needs no_such_package, not installed here\..*lrlab\[study\]"):
-        require_extra("study", "This", ["json", "no_such_package"])
-    assert issubclass(MissingExtra, ImportError)
-
-
 OLD = {"torch": "2.6.0+cu124", "diffusers": "0.32.1", "accelerate": "1.6.0"}
 
 
-@pytest.fixture
-def environment_of_sd_scripts(monkeypatch):
+def test_training_names_what_is_missing_and_the_versions_that_are_too_old(monkeypatch):
     monkeypatch.setattr(environment, "version_of", lambda name: OLD.get(name, "99"))
     monkeypatch.setattr(environment, "_is_installed", lambda package: True)
-
-
-def test_training_names_what_is_missing_and_the_versions_that_are_too_old(environment_of_sd_scripts, monkeypatch):
     require_extra("plots", "Plotting", ["matplotlib"])  # which does not ask for those of training
     monkeypatch.setattr(environment, "_is_installed", lambda package: package not in ("datasets", "sklearn"))
     with pytest.raises(MissingExtra) as refused:
@@ -112,6 +101,7 @@ def test_training_names_what_is_missing_and_the_versions_that_are_too_old(enviro
         "Training needs datasets, sklearn, not installed here, accelerate 1.10 or later (1.6.0 is installed), "
         "diffusers 0.35 or later (0.32.1 is installed), torch 2.11 or later (2.6.0+cu124 is installed). "
     )
+    assert isinstance(refused.value, ImportError)
     assert str(refused.value).startswith(needs)
     assert str(refused.value).endswith("an environment of its own: pip install 'diffusers_lrlab[train]'")
 

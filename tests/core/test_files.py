@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from faults.injected import DAMAGE
 from started import Started
 
 from diffusers_lrlab.core.errors import LabError
@@ -26,7 +25,6 @@ from diffusers_lrlab.core.files import (
     remove_leftovers,
     write_text,
 )
-from diffusers_lrlab.core.manifest import MANIFEST, find_damage, write_manifest
 from diffusers_lrlab.core.streams import random_states, restore_random_states
 
 
@@ -128,18 +126,6 @@ def test_a_killed_process(tmp_path):
         write_text(old / "result", "new")
     found = {path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
     assert found == {"new/result": "new", "old/result": "new", "there": ""}
-
-
-@pytest.mark.parametrize("how", DAMAGE)
-@pytest.mark.parametrize("name", ["weights.bin", "folder/config.json", MANIFEST])
-def test_damage_is_noticed(tmp_path, name, how):
-    write_text(tmp_path / "weights.bin", "many numbers")
-    write_text(tmp_path / "folder" / "config.json", "{}")
-    write_manifest(tmp_path)
-    assert find_damage(tmp_path) is None
-    file, change = tmp_path / name, DAMAGE[how]
-    file.unlink() if change is None else file.write_bytes(change(file.read_bytes()))
-    assert str(file) in find_damage(tmp_path)
 
 
 @pytest.mark.parametrize("action", ["remove", "replace"])

@@ -83,17 +83,10 @@ def test_resolve_fills_in_defaults_and_converts(registry):
     assert registry["red"].resolve({})["coats"] is None
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"coats": 10**400}, "coats=100000000000000000...0000000000000000000 of 'red': must be a whole number"),
-        ({"shine": 0.5, "gloss": 0.1}, "shine=0.5 and gloss=0.1, two names of the same parameter"),
-        ({"shda": 1}, "does not take 'shda': it takes shade, coats, kind, dry, mixture, layers, shine, gloss. Did you mean"),
-    ],
-)
-def test_wrong_arguments_name_value_and_range(registry, kwargs, message):
-    with pytest.raises(LabError, match=re.escape(message)):
-        registry["red"].resolve(kwargs)
+def test_an_unknown_argument_suggests_and_lists(registry):
+    message = "does not take 'shda': it takes shade, coats, kind, dry, mixture, layers, shine, gloss. Did you mean"
+    with pytest.raises(LabError, match=message):
+        registry["red"].resolve({"shda": 1})
 
 
 # --- every entry -----------------------------------------------------------------------------------------------------

@@ -121,7 +121,6 @@ def test_a_parameter_in_the_spec_and_beside_it_is_refused():
 @cases(
     ("spec", "message"),
     [
-        ("cosin", "Unknown learning-rate schedule 'cosin'. Did you mean 'cosine'? Known: adaptive, constant,"),
         ("polynomial:lr_end=1.0", "The floor 1 of 'polynomial' is above its peak, 0.001. Lower one or raise the other."),
         ("wsd:num_decay_steps=21", "0 updates of warm-up, -1 at the peak and 21 of cool-down: that is not 20"),
         ("wsd:num_decay_steps=1.5", "num_decay_steps 1.5 is neither a whole number of updates"),

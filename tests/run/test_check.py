@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from lrlab_command import said
 
 from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.files import locked
@@ -20,11 +21,7 @@ def copy_of_run(path):
 
 
 def check(capsys, *arguments):
-    """Exit status and what is said."""
-    status = main(["check", *map(str, arguments)])
-    out, error = capsys.readouterr()
-    assert "Traceback" not in error
-    return status, out + error
+    return said(capsys, "check", *arguments)
 
 
 def flip(path, place=-1):

@@ -9,8 +9,8 @@ import started
 import yaml
 from faults.cases import MODEL, OPTIONS, STUDY
 from faults.injected import DAMAGE
+from lrlab_command import said
 
-from diffusers_lrlab.cli.main import main
 from diffusers_lrlab.core.manifest import MANIFEST
 from diffusers_lrlab.study.report.report import write_study_card
 
@@ -29,13 +29,6 @@ def made(tmp_path_factory):
     assert status == 0, error
     write_study_card(base / "study", base / "card")
     return base
-
-
-def said(capsys, *arguments):
-    status = main(list(map(str, arguments)))
-    out, error = capsys.readouterr()
-    assert "Traceback" not in error
-    return status, out + error
 
 
 def files_of(folder):

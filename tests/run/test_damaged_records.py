@@ -10,7 +10,6 @@ from continued_runs import new_run
 from faults.injected import DAMAGE
 
 from diffusers_lrlab import extend
-from diffusers_lrlab.core import manifest
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.manifest import MANIFEST
 from diffusers_lrlab.hub.contents import contents_of
@@ -19,7 +18,6 @@ from diffusers_lrlab.run.averages import run_snapshots
 from diffusers_lrlab.run.check import check_folder
 from diffusers_lrlab.training.run_folder import RunFolder
 
-FILE_SUMS = manifest.file_sums
 RECORD, WEIGHTS = "lrlab/run.json", "denoiser/diffusion_pytorch_model.safetensors"
 ODD = (None, True, -1, 10**18, 1e308, "", "²", "../../x", "x" * 10_000, [], [1], [[]], {}, {"a": {"b": [1]}})
 UNREADABLE = ("NaN", "Infinity", "1" + "0" * 400, "[" * 100 + "]" * 100, "\\u0000", "{")

@@ -1,8 +1,6 @@
 """Runs with class labels: dropped labels, guidance, previews, card and metric."""
 
 import json
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +8,6 @@ import pytest
 import runs
 import torch
 from accelerate.state import AcceleratorState
-from diffusers import DiffusionPipeline
 from helpers import make_trainer, numbered_image
 
 from diffusers_lrlab import ImagePipeline, TrainingConfig, train
@@ -27,9 +24,6 @@ from diffusers_lrlab.training.pipeline import draw_samples
 
 pytestmark = pytest.mark.slow
 
-NUM_UPDATES = 8
-LABELS = ("--label_column=label", "--label_dropout=0.3", "--guidance_scale=2")
-
 
 @pytest.fixture(autouse=True)
 def released():
@@ -44,50 +38,14 @@ def model_file(folder, num_embeddings, **changes):
     return path
 
 
-def arguments_of(output, num_embeddings=11):
-    return [
-        f"--model_config_name_or_path={model_file(output.with_name(output.name + '-model'), num_embeddings)}",
-        "--objective=ddpm:num_steps=20",
-        f"--output_dir={output}",
-        f"--max_train_steps={NUM_UPDATES}",
-        *("--train_batch_size=8", "--num_validation_images=16", "--validation_steps=4", "--checkpointing_steps=4"),
-        *("--checkpoints_total_limit=0", "--eval_batch_size=30", "--num_inference_steps=2", "--logging_steps=1"),
-        *("--distance_samples=40", "--no_preflight"),
-    ]
-
-
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory):
-    output = tmp_path_factory.mktemp("straight") / "run"
-    runs.run(*arguments_of(output), *LABELS)
-    return output
-
-
-def test_the_result_samples_by_class_without_this_package(straight):
-    """With the guidance of the run by default: the same images as here."""
-    code = """
-import sys
-import numpy as np, torch
-from diffusers import DiffusionPipeline
-pipeline = DiffusionPipeline.from_pretrained(sys.argv[1], custom_pipeline=sys.argv[1], trust_remote_code=True)
-assert "diffusers_lrlab" not in sys.modules
-how = {"num_inference_steps": 2, "output_type": "np"}
-images = pipeline(class_labels=[3, "7"], generator=torch.Generator().manual_seed(1), guidance_scale=2.0, **how).images
-assert np.array_equal(images, pipeline(class_labels=[3, 7], generator=torch.Generator().manual_seed(1), **how).images)
-np.save(sys.argv[2], images)
-"""
-    command = [sys.executable, "-c", code, str(straight), str(straight / "images.npy")]
-    result = subprocess.run(command, env=runs.environment(), capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stdout + result.stderr
-    pipeline = DiffusionPipeline.from_pretrained(straight)
-    pipeline.set_progress_bar_config(disable=True)
-    how = {"generator": torch.Generator().manual_seed(1), "num_inference_steps": 2, "output_type": "np"}
-    here = pipeline(class_labels=[3, 7], **how).images
-    np.testing.assert_allclose(np.load(straight / "images.npy"), here, atol=1e-6)
-
-
-def test_record_card_and_previews_have_the_classes(straight):
-    record, card = runs.read_record(straight), (straight / "README.md").read_text()
+def test_record_card_and_previews_have_the_classes(tmp_path):
+    run, model = tmp_path / "run", model_file(tmp_path / "model", 11)
+    small = ("--max_train_steps=8", "--train_batch_size=8", "--num_validation_images=16", "--validation_steps=4")
+    drawn = ("--eval_batch_size=30", "--num_inference_steps=2", "--distance_samples=40", "--no_preflight")
+    labels = ("--label_column=label", "--label_dropout=0.3", "--guidance_scale=2")
+    how = (f"--model_config_name_or_path={model}", "--objective=ddpm:num_steps=20", f"--output_dir={run}")
+    runs.run(*how, *small, *drawn, *labels)
+    record, card = runs.read_record(run), (run / "README.md").read_text()
     assert record["train"]["class_names"] == [str(digit) for digit in range(10)]
     results = record["train"]["results"]
     assert 0 <= results["class_accuracy"] <= 1
@@ -100,7 +58,8 @@ def test_record_card_and_previews_have_the_classes(straight):
     ):
         assert words in card
     assert "unconditional" not in card
-    *_, last = sorted((straight / "lrlab" / "samples").glob("*.npy"))
+    assert json.loads((run / "model_index.json").read_text())["guidance_scale"] == 2
+    *_, last = sorted((run / "lrlab" / "samples").glob("*.npy"))
     assert np.load(last).shape == (30, 8, 8, 1)  # a row of three for each class
 
 

@@ -17,7 +17,6 @@ from diffusers_lrlab.cli.main import main
 
 pytestmark = pytest.mark.slow
 
-NUM_UPDATES = 12
 TINY = "dit:hidden_size=8,num_layers=2,num_heads=2,patch_size=2"
 
 
@@ -34,7 +33,7 @@ def place(tmp_path_factory):
 def arguments(place, output, *more, data="plain"):
     return [
         *(f"--train_data_dir={place / data}", f"--output_dir={output}"),
-        *(f"--denoiser={TINY}", f"--max_train_steps={NUM_UPDATES}", "--train_batch_size=16"),
+        *(f"--denoiser={TINY}", "--max_train_steps=12", "--train_batch_size=16"),
         *("--checkpointing_steps=4", "--checkpoints_total_limit=0", "--num_validation_images=16", "--eval_batch_size=10"),
         *("--num_inference_steps=2", "--logging_steps=1", "--no_preflight", "--distance_samples=0"),
         *("--learning_rate=0.01", *more),

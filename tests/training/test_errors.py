@@ -6,8 +6,6 @@ import re
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 import typing
 
 import pytest
@@ -79,9 +77,12 @@ OPTIONS = [
     ("--train_data_dir=TMP/missing", "'TMP/missing' does not exist. Give the path of a folder of images"),
     ("--dataset_name=user/name --streaming", "--max_train_steps None: must be given with --streaming"),
     ("--lr_scheduler=reduce_lr_on_plateau --num_validation_images=0", "follows the validation loss; it cannot run with"),
+    ("--model_config_name_or_path=TMP/unet.json --resolution=9", "halves images once; use 8 or 10"),
     ("--model_config_name_or_path=TMP/none", "it cannot be read"),
     ("--model_config_name_or_path=TMP/list.json", "cannot be read: it holds no JSON object"),
     ("--config=TMP/none.yaml", "Give the path of a YAML file"),
+    ("--lr_scheduler=cosine_annealing:eta_min=0.1", "above --learning_rate"),
+    ("--logger=tensorboard --logging_dir=../elsewhere", "inside --output_dir"),
 ]
 
 
@@ -114,6 +115,7 @@ def test_an_error_names_the_option_the_value_and_what_is_allowed(name, value, al
 @cases("arguments, part", OPTIONS)
 def test_an_option_that_cannot_be_done_is_explained(refused, tmp_path, arguments, part):
     (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "unet.json").write_text(json.dumps(TINY_UNET))
     error = refused(*arguments.replace("TMP", str(tmp_path)).split(), f"--output_dir={tmp_path / 'run'}")
     assert part.replace("TMP", str(tmp_path)) in error
     assert not (tmp_path / "run").exists()
@@ -148,8 +150,7 @@ def yaml_file(tmp_path):
         ("checkpoints_total_limit: null", "Remove the line to get the default"),
         ("seed: 1\nseed: 2", "'seed' is given twice"),
         ("lr_scheduler_kwargs: {d: 2026-01-01}", "2026, 1, 1)}, which is not JSON"),
-        ("seed: 3\n# für\n".encode("cp1252"), "must be a file in UTF-8"),
-        ("seed: 3\n# für\n".encode("utf-16"), "in line 1. Hint: save it as"),
+        ("seed: 3\n# für\n".encode("cp1252"), "must be a file in UTF-8, got another encoding in line 2. Hint: save it as"),
     ],
     ids=str,
 )
@@ -177,17 +178,9 @@ def test_plateau_on_too_few_images_to_hold_any_out(refused, tmp_path):
     assert "must be left out without a validation set, got fewer than five images" in refused(*arguments)
 
 
-LEVELS = {key: [value] * 4 for key, value in {"down_block_types": "DownBlock2D", "up_block_types": "UpBlock2D"}.items()}
-
-
 @cases(
     "change, part",
     [
-        ({"block_out_channels": [8] * 4, **LEVELS}, "use 8 or 16"),
-        (
-            {"in_channels": 3},
-            "must be 1, as the images have, got 3. Hint: give --image_channels 3",
-        ),
         ({"sample_size": 32}, "must be 8, as the images have, got 32. Hint: give --resolution 32"),
         ({"_class_name": "UNet2DConditionModel"}, "trains a UNet2DModel"),
         ({"no_such_option": 1}, "UNet2DModel does not take 'no_such_option'"),
@@ -196,9 +189,7 @@ LEVELS = {key: [value] * 4 for key, value in {"down_block_types": "DownBlock2D",
 def test_a_model_that_does_not_fit(refused, tmp_path, change, part):
     path = tmp_path / "model.json"
     path.write_text(json.dumps({**TINY_UNET, **change}))
-    more = ["--resolution=12"] * ("down_block_types" in change)
-    error = refused(f"--model_config_name_or_path={path}", *more, f"--output_dir={tmp_path / 'run'}")
-    assert part in error
+    assert part in refused(f"--model_config_name_or_path={path}", f"--output_dir={tmp_path / 'run'}")
 
 
 # --- the output folder -----------------------------------------------------------------------------------------------
@@ -311,37 +302,3 @@ def test_a_real_command_line_prints_the_message_alone(tmp_path):
     assert told(status, stderr) == stderr
     assert "Use at most --train_batch_size 1541" in stderr
     assert stdout == ""
-
-
-@pytest.mark.slow
-def test_a_typing_error_does_not_wait_for_torch():
-    code = f"""
-import runpy, sys
-for argument in ("--help", "--lr_scheduler=cosin"):
-    sys.argv = [{str(SCRIPT)!r}, argument]
-    try:
-        runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
-    except SystemExit as end:
-        print("status", end.code)
-print("loaded", {{"torch", "diffusers", "datasets", "accelerate"}} & set(sys.modules))
-"""
-    command = [sys.executable, "-c", code]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment(), check=True)
-    assert [line for line in result.stdout.splitlines() if line.startswith("status")] == ["status 0", "status 2"]
-    assert result.stdout.splitlines()[-1] == "loaded set()"
-
-
-@cases(
-    "options, part",
-    [
-        ({"learning_rate": "1e-4"}, "learning_rate='1e-4' of TrainingConfig(): must be a number"),
-        ({"seed": True}, "seed=True of TrainingConfig(): must be a whole number"),
-        ({"lr_scheduler_kwargs": [1]}, "lr_scheduler_kwargs=[1] of TrainingConfig(): must be"),
-        ({"lr_scheduler": "cosine_annealing:eta_min=0.1"}, "above --learning_rate"),
-        ({"distance_samples": 1}, "at least 2"),
-        ({"logging_dir": "../elsewhere"}, "inside --output_dir"),
-    ],
-)
-def test_python_gets_the_same_checks(options, part):
-    with pytest.raises(LabError, match=re.escape(part)):
-        resolve_config(TrainingConfig(**{"logger": "tensorboard"} | options))

@@ -27,9 +27,6 @@ from diffusers_lrlab.training.plan_text import describe_plan
 
 pytestmark = pytest.mark.slow
 
-NUM_UPDATES = 8
-STRAIGHT = ("--distance_samples=20", "--num_validation_images=40", "--save_images_epochs=1")
-
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
@@ -46,7 +43,7 @@ def train(place, output, *more, processes=1, **how):
         f"--train_data_dir={place / 'digits'}",
         f"--output_dir={output}",
         f"--model_config_name_or_path={place / 'unet.json'}",
-        f"--max_train_steps={NUM_UPDATES}",
+        "--max_train_steps=8",
         f"--train_batch_size={8 // processes}",
         *("--num_validation_images=16", "--validation_steps=4", "--checkpointing_steps=4", "--checkpoints_total_limit=0"),
         *("--eval_batch_size=2", "--num_inference_steps=2", "--logging_steps=1", "--no_preflight"),
@@ -58,7 +55,7 @@ def train(place, output, *more, processes=1, **how):
 @pytest.fixture(scope="module")
 def straight(place, tmp_path_factory):
     output = tmp_path_factory.mktemp("straight") / "run"
-    train(place, output, *STRAIGHT)
+    train(place, output, "--distance_samples=20", "--num_validation_images=40", "--save_images_epochs=1")
     return output
 
 
@@ -139,7 +136,6 @@ def test_an_autoencoder_of_the_hub_is_saved_as_its_commit(place, hub, tmp_path):
     files = {path.name: path.read_bytes() for path in (place / "vae").iterdir()}
     hub.put("user/pipeline", {f"vae/{name}": content for name, content in files.items()})
     commit = hub.model("user/pipeline").head
-    commit = commit() if callable(commit) else commit
     how = {"env": {**hub.env, "ACCELERATE_CONFIG_FILE": os.devnull}, "cwd": tmp_path}
     options = ("--vae", "user/pipeline", "--subfolder", "vae", "--batch_size", "200")
     status, _, stderr = started.run(

@@ -156,11 +156,9 @@ def test_clearing_a_folder_leaves_what_no_run_has_written(copy):
 def test_files_and_folders_do_not_replace_each_other(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("mine")
+    in_the_way = r"/(folder|file)' is in its way \(.*\)\. Hint: move that away, then give the same command again\.$"
     for path in ("folder", "file/new"):
-        with (
-            pytest.raises(LabError, match=r"/(folder|file)' is in its way \(.*\)\. Hint: move"),
-            atomic_file(tmp_path / path) as new,
-        ):
+        with pytest.raises(LabError, match=in_the_way), atomic_file(tmp_path / path) as new:
             new.write_text("new")
     with pytest.raises(LabError, match="is not a folder, but a folder must be made there"), atomic_folder(tmp_path / "file"):
         pytest.fail("made for nothing")
@@ -218,14 +216,6 @@ def test_asking_waits_as_long_as_all_else_does(monkeypatch):
     monkeypatch.setattr(dist, "new_group", lambda **how: made.append(how))
     InterruptGuard()
     assert made == [{"backend": "gloo", "timeout": OTHERS_WAIT}]
-
-
-def test_all_processes_know_what_one_received(monkeypatch):
-    monkeypatch.setattr(dist, "all_reduce", lambda tensor, op, group: tensor.clamp_(min=signal.SIGTERM))
-    with InterruptGuard() as guard:
-        assert guard.received() == 0
-        guard._group = "of several processes"
-        assert guard.received() == signal.SIGTERM
 
 
 def test_a_library_that_catches_every_exception_does_not_hide_a_stop(tmp_path):

@@ -121,7 +121,6 @@ def test_a_tracker_that_fails_to_start_fails_the_run(tmp_path, shown, monkeypatc
     [
         ("tensorbord", ["--logger 'tensorbord': must be", "Did you mean 'tensorboard'?", "trackio, wandb"]),
         ("tensorboard,none", ["must be 'none', or trackers of accelerate", "'none' is not one of them"]),
-        ("tensorboard,", ["'' is not one of them"]),
         ("tensorboard,comet_ml", ["'comet_ml' is not installed: pip install comet_ml"]),
     ],
 )

@@ -137,7 +137,6 @@ def test_a_run_with_groups_is_not_stacked():
 @cases(
     ("options", "part"),
     [
-        ({"width_base": 0}, r"--width_base 0: must be a whole number in \[1, 1e6\], got 0"),
         (
             {"optimizer": "sgd"},
             "--optimizer 'sgd': must be adamw, lion or adamw_8bit with --width_base, got 'sgd'. Hint",
