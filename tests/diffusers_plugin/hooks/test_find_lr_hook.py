@@ -105,8 +105,6 @@ def test_what_is_refused(tmp_path, first, arguments, message):
 
 
 def test_what_is_refused_before_the_script_starts(tmp_path):
-    with pytest.raises(LabError, match="'prodigy' finds its learning rate by itself"):
-        ScriptTest("prodigy")
     script = script_of(tmp_path, "optimizer = SGD(p, lr=1)\nloss.mean()\n")
     with pytest.raises(LabError, match=r"--find_lr cannot be used in this script: it does not call accelerator.backward"):
         FindLrHook(script, HostRun(), ScriptTest())
