@@ -207,14 +207,9 @@ def test_a_study_is_read_from_its_results_while_it_is_run(beside, tmp_path):
         lab.read_study(tmp_path / "nothing")
 
 
-@cases(("spec", "options", "expected"), [
-    ({"arms": {"a": {"lr_scheduler": len}}, "datasets": ["dino"]}, {}, "The dict of a study may only hold text, numbers"),
-    ({"arms": {"a": {}}, "dataset": ["dino"]}, {}, "'dataset'.*Did you mean 'datasets'"),
-    ("quick", {"stack_size": 0}, "--stack_size 0: must be a whole number"),
-])  # fmt: skip
-def test_a_study_that_cannot_be_run_from_python(tmp_path, spec, options, expected):
-    with pytest.raises(LabError, match=f"(?s){expected}"):
-        lab.run_study(spec, tmp_path / "out", **options)
+def test_a_study_that_cannot_be_run_from_python(tmp_path):
+    with pytest.raises(LabError, match="The dict of a study may only hold text, numbers"):
+        lab.run_study({"arms": {"a": {"lr_scheduler": len}}, "datasets": ["dino"]}, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
