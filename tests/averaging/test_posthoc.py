@@ -8,7 +8,6 @@ from diffusers_lrlab import LabError
 from diffusers_lrlab.averaging.forms import EMAForm, gamma_of_width
 from diffusers_lrlab.averaging.posthoc import (
     Profiles,
-    check_target,
     combine,
     inner_products,
     snapshot_updates,
@@ -105,11 +104,3 @@ def test_snapshots_are_equally_spaced_and_end_with_the_run():
     for arguments in ((3, 4), (100, 4, 100), (100, 4, 97), (100, 8, 0, 20)):
         with pytest.raises(LabError, match="--ema posthoc takes"):
             snapshot_updates(*arguments)
-
-
-def test_widths_that_snapshots_cannot_give():
-    for width, reason in ((0.02, "at least 0.05, the smallest width"), (0.3, "in .0, 0.2886"), (float("nan"), "a width")):
-        with pytest.raises(LabError, match=reason):
-            check_target(width, [0.1, 0.05])
-    assert check_target(0.05, [0.1, 0.05]) is None
-    assert "above 0.25" in check_target(0.28, [0.05, 0.1])

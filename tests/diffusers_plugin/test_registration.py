@@ -152,7 +152,6 @@ def test_every_name_and_spec_string_makes_what_our_own_get_scheduler_makes(libra
     [
         ("diffusers", "cosin", {}, "Did you mean 'cosine'"),
         ("transformers", "cosin", {}, "Did you mean 'cosine'"),
-        ("transformers", "rex:e=1", {}, "it takes d, min_lr"),
         ("transformers", "rex:d=0.9", {"scheduler_specific_kwargs": {"d": 0.8}}, "'d' is given twice"),
         ("transformers", "rex", {"num_training_steps": None}, "requires `num_training_steps`"),
     ],

@@ -1,7 +1,6 @@
 """Every registered optimizer, alone and in real runs; settings for other batches, against formulas in float64."""
 
 import importlib.util
-import io
 import math
 import typing
 from importlib.util import find_spec
@@ -37,8 +36,8 @@ def make_model():
     return torch.nn.Sequential(*layers)
 
 
-def do_steps(model, optimizer, num_steps, seed=0):
-    generator = torch.Generator().manual_seed(seed)
+def do_steps(model, optimizer, num_steps):
+    generator = torch.Generator().manual_seed(0)
     for _ in range(num_steps):
         optimizer.zero_grad()
         model(torch.randn(4, 1, 8, 8, generator=generator)).square().mean().backward()
@@ -70,23 +69,6 @@ class TestEveryOptimizer:
         optimizer.step()
         measured = optimizer_state_bytes(optimizer) / weight.numel()
         assert measured == pytest.approx(OPTIMIZERS[name].facts["state_bytes"], abs=0.05)
-
-    def test_going_on_from_a_saved_state_is_exact(self, name):
-        model = make_model()
-        optimizer = get_optimizer(name, model.parameters(), 1e-3)
-        do_steps(model, optimizer, 3)
-        file = io.BytesIO()
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
-        file.seek(0)
-        saved = torch.load(file, weights_only=True)
-        do_steps(model, optimizer, 3, seed=1)
-        resumed = make_model()
-        resumed.load_state_dict(saved["model"])
-        other = get_optimizer(name, resumed.parameters(), 1e-3)
-        other.load_state_dict(saved["optimizer"])
-        do_steps(resumed, other, 3, seed=1)
-        for first, second in zip(model.parameters(), resumed.parameters(), strict=True):
-            assert torch.equal(first, second)
 
     def test_its_parameters_reach_it(self, name):
         others = ("eps", "d_coef", "clip_threshold", "decay_rate", "beta2_half_life", "tau")

@@ -9,8 +9,6 @@ import re
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from schedule_rows import BASE, COPIES, CountSyncs, Row, close, cos, rows, run, through_torch
 from tables import cases
 
@@ -222,25 +220,6 @@ def test_any_schedule_can_be_the_first_part_behind_the_warm_up_and_one_in_the_mi
 def test_one_cycle_without_its_momentum_is_a_part_like_others():
     spec = "one_cycle:cycle_momentum=false"
     close(join(["constant", spec], [BOUNDARY])[BOUNDARY:], alone(spec, TOTAL - BOUNDARY))
-
-
-def test_boundaries_are_updates_or_fractions_of_the_run():
-    parts = ["constant", "linear", "cosine"]
-    expected = join(parts, [15, 45])
-    np.testing.assert_array_equal(join(parts, [0.25, 0.75]), expected)
-    np.testing.assert_array_equal(join(parts, [0.25, 45]), expected)
-
-
-@given(st.integers(3, 300), st.data())
-def test_each_part_has_a_clock_of_its_own(total, data):
-    first = data.draw(st.integers(1, total - 2))
-    second = data.draw(st.integers(first + 1, total - 1))
-    lrs = lr_curve("join", 1.0, 0, total, {"schedules": ["linear", "cosine", "step"], "boundaries": [first, second]})
-    n = np.arange(total)
-    close(lrs[:first], 1 - n[:first] / first, scale=1)
-    close(lrs[first:second], cos((n[first:second] - first) / (second - first)), scale=1)
-    size = max(1, -((second - total) // 3))
-    close(lrs[second:], 0.1 ** ((n[second:] - second) // size), scale=1)
 
 
 def test_floors_of_the_whole_and_of_a_part():
