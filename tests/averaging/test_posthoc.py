@@ -9,7 +9,6 @@ from diffusers_lrlab.averaging.forms import EMAForm, gamma_of_width
 from diffusers_lrlab.averaging.posthoc import (
     Profiles,
     combine,
-    inner_products,
     snapshot_updates,
 )
 
@@ -32,13 +31,6 @@ def nodes(ends, per_piece=400):
     edges = [0.0, *sorted({*map(float, ends)})]
     pieces = [((high - low) / 2, (high + low) / 2) for low, high in zip(edges, edges[1:], strict=False)]
     return np.concatenate([half * x + middle for half, middle in pieces]), np.concatenate([half * w for half, _ in pieces])
-
-
-def test_inner_products_are_the_integrals():
-    profiles = Profiles(np.array([3.0, 8, 8, 5]), np.array([16.9721986, 6.937204, 0.719824, 3.557869]))
-    at, weights = nodes(profiles.ends)
-    values = density(profiles, at)
-    np.testing.assert_allclose(inner_products(profiles, profiles), values.T @ (weights[:, None] * values), rtol=1e-12)
 
 
 def test_the_power_of_a_width_has_that_width():

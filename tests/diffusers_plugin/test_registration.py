@@ -257,8 +257,6 @@ def test_total_iters_is_the_length(library):
 def test_arguments_of_a_command_line_are_read_or_refused():
     rex = functools.partial(by_path, "diffusers_lrlab.get_rex_schedule", torch.optim.SGD([torch.zeros(1)], lr=BASE))
     assert rex("num_training_steps=24.0", "d=0.9", "num_warmup_steps=0.5").plan["num_warmup_steps"] == 12
-    with pytest.raises(LabError, match=r"d='0.9' of 'rex': must be a number in \[0, 1\), got '0.9'"):
-        rex("num_training_steps=24", "d='0.9'")
     with pytest.raises(LabError, match="'rex' needs num_training_steps"):
         rex()
     with pytest.raises(AttributeError, match="Did you mean 'get_rex_schedule'"):

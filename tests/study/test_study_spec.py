@@ -8,6 +8,7 @@ from pathlib import Path
 import datasets
 import pytest
 import yaml
+from small_studies import TINY
 from tables import cases, rows
 
 from diffusers_lrlab.cli.main import main
@@ -19,7 +20,6 @@ from diffusers_lrlab.study.spec.reading import load_spec, num_runs, preset_names
 from diffusers_lrlab.study.spec.spec import RunSpec, controlled
 from diffusers_lrlab.training.config import TrainingConfig
 
-TINY = {"_class_name": "MLPDenoiser", "dimension": 2, "hidden_size": 16, "embedding_size": 8, "num_layers": 1}
 BASE = {
     "max_train_steps": 30,
     "train_batch_size": 16,
@@ -112,7 +112,6 @@ REFUSED = [
     (with_tune() | {"learning_rates": [1e-3, 1e-2]}, "learning_rates and tune exclude each other"),
     (with_tune(metric="density"), "metric='density' of tune: must be a metric of which smaller values are better"),
     (with_tune(metric="frechet_distance"), "tune: metric: 'frechet_distance' is for images"),
-    (with_tune(learning_rate=1), "no 'learning_rate' in tune. Did you mean 'learning_rates'?"),
     (with_tune(extensions=21), "extensions=21 of tune: must be a whole number in [0, 20]"),
 ]  # fmt: skip
 

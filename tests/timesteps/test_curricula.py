@@ -115,10 +115,9 @@ FOLLOWERS = [
     lambda: LossSecondMoment(noise_levels(None, 8), 3, 0.01),
     lambda: LearnedLogVariance(noise_levels(None, 8), 16, 0.01),
 ]
-each_follower = cases("new", FOLLOWERS, ids=["second moment", "log variance"])
 
 
-@each_follower
+@cases("new", FOLLOWERS, ids=["second moment", "log variance"])
 @cases("bad", [float("nan"), float("inf")])
 def test_losses_that_are_not_finite_are_as_if_they_had_not_been(new, bad):
     state = new()
