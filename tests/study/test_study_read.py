@@ -156,12 +156,6 @@ def test_a_metric_may_have_the_name_of_a_column_and_give_a_text(stacked, tmp_pat
     assert notes == {"metrics": []}
 
 
-def columns_of_page():
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "studies.md").read_text(encoding="utf-8")
-    table = page.split("## The table of runs")[1].split("\n\n")[2]
-    return [name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])]
-
-
 def test_runs_are_read_as_a_table(reported, card):
     frame = lab.read_study(reported)
     assert len(frame) == len(records(reported)) == 8
@@ -171,7 +165,9 @@ def test_runs_are_read_as_a_table(reported, card):
             name: record["run"][name] for name in ("arm", "dataset", "seed")
         }
         assert row["energy_distance"] == record["train"]["results"]["energy_distance"]
-    assert {*columns_of_page()} <= {*frame.columns}
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "studies.md").read_text(encoding="utf-8")
+    table = page.split("## The table of runs")[1].split("\n\n")[2]
+    assert {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])} <= {*frame.columns}
     pandas.testing.assert_frame_equal(lab.read_study(str(card)), frame)
 
 

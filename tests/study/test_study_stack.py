@@ -255,18 +255,15 @@ def test_curves_are_thinned(num_updates):
     assert loss["loss"] == pytest.approx(expected)
 
 
-def test_curves_keep_what_is_finite_and_come_back():
+def test_curves_keep_what_is_finite():
     curves = Curves(3)
     assert curves.to_dict() == {"loss": {"update": [], "loss": [], "lr": []}, "quality": {}}
     for update, loss in enumerate((1.5, math.inf, math.nan)):
         curves.add_loss(update, loss, 0.1)
     curves.add_quality(1, {"validation_loss": 0.5, "validation_loss_ema": 0.75})
     curves.add_quality(2, {"validation_loss": 0.25, "validation_loss_ema": 0.5})
-    again = Curves(3)
-    again.load_state_dict(curves.state_dict())
-    for each in (curves, again):
-        assert json.loads(json.dumps(each.to_dict(), allow_nan=False)) == {
-            "loss": {"update": [0], "loss": [1.5], "lr": [0.1]},
-            "quality": {"update": [1, 2], "validation_loss": [0.5, 0.25], "validation_loss_ema": [0.75, 0.5]},
-        }
-        assert each.last_quality == {"validation_loss": 0.25, "validation_loss_ema": 0.5}
+    assert json.loads(json.dumps(curves.to_dict(), allow_nan=False)) == {
+        "loss": {"update": [0], "loss": [1.5], "lr": [0.1]},
+        "quality": {"update": [1, 2], "validation_loss": [0.5, 0.25], "validation_loss_ema": [0.75, 0.5]},
+    }
+    assert curves.last_quality == {"validation_loss": 0.25, "validation_loss_ema": 0.5}

@@ -202,11 +202,10 @@ of_sets = st.dictionaries(
     st.sampled_from(["dino", "moons", "rings"]), st.dictionaries(st.integers(0, 6), figures, max_size=6)
 )
 studies = st.fixed_dictionaries({"base": of_sets, "one": of_sets}, optional={"two": of_sets})
-few = settings(max_examples=40, deadline=None)
 
 
 @given(studies)
-@few
+@settings(max_examples=40, deadline=None)
 def test_rows_are_json_without_nan_and_make_sense(values):
     rows = compare(values, "base", "kl")
     json.dumps(rows, allow_nan=False)
