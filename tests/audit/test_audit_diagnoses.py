@@ -277,7 +277,7 @@ o = adam(); s = LambdaLR(o, lambda n: 1 - n / 20)
 {OTHER}
 for n in range(20):
     if n == 10:
-        o.add_param_group({{'params': b.parameters(), 'lr': 5e-4, 'initial_lr': 1e-3}})
+        o.add_param_group({{'params': b.weight, 'lr': 5e-4, 'initial_lr': 1e-3}})
         s.base_lrs.append(1e-3); s.lr_lambdas.append(s.lr_lambdas[0])
     train(o, 1, step=s.step)
 """
@@ -303,6 +303,7 @@ def test_a_group_that_comes_late_is_compared_while_it_exists(audits):
     audit = make_audit([], 0, audits["a late group"].processes, Expectation("linear"))
     assert audit.holds
     (first, late) = as_json(audit)["optimizers"][0]["groups"]
+    assert [(group["indices"], group["num_parameters"]) for group in (first, late)] == [([0], 20), ([1], 16)]
     assert first["expected_lr"] == pytest.approx([1e-3 * (1 - n / 20) for n in range(20)])
     assert late["expected_lr"] == pytest.approx([None] * 10 + first["expected_lr"][10:])
     assert not make_audit([], 0, audits["a late group"].processes, Expectation("cosine")).holds

@@ -8,14 +8,8 @@ from tables import cases
 
 from diffusers_lrlab import LabError, TrainingConfig
 from diffusers_lrlab.averaging.averages import EMA
-from diffusers_lrlab.averaging.forms import EMA_FORMS, EMAForm, gamma_of_width
-from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
+from diffusers_lrlab.averaging.forms import EMA_FORMS, EMAForm
 from diffusers_lrlab.training.resolve import resolve_config
-
-
-def model_and_average(spec):
-    model = MLPDenoiser(dimension=2, hidden_size=8, num_layers=1, embedding_size=4)
-    return model, EMA(model.parameters(), form_of(spec))
 
 
 def form_of(spec):
@@ -24,8 +18,8 @@ def form_of(spec):
 
 
 def test_the_decay_follows_the_clock_and_the_average_the_decay():
-    model, average = model_and_average("warmup_power:max_decay=0.8,inv_gamma=2,power=0.75,start_update=1,update_every=2")
-    weight = next(model.parameters())
+    weight = torch.nn.Parameter(torch.ones(3, 2))
+    average = EMA([weight], form_of("warmup_power:max_decay=0.8,inv_gamma=2,power=0.75,start_update=1,update_every=2"))
     expected = weight.detach().clone()
     for update in range(1, 20):
         with torch.no_grad():
@@ -82,10 +76,7 @@ def test_a_power_function_weighs_updates_by_its_profile(start, every):
     assert average.shadow_params[0].item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_the_width_of_a_profile():
-    """A table of EDM2's; its standard deviation is in `test_posthoc.py`."""
-    known = {0.02: 46.989582, 0.05: 16.972199, 0.1: 6.937204, 0.15: 3.557869, 0.25: 0.719824}
-    assert {width: gamma_of_width(width) for width in known} == pytest.approx(known, abs=1e-6)
+def test_a_power_function_has_a_width_of_a_tenth_unless_it_is_given():
     assert EMAForm.of("power_function").decay(10) == EMAForm.of("power_function:sigma_rel=0.1").decay(10)
 
 
@@ -127,15 +118,10 @@ def test_a_half_life_needs_the_images_of_an_update():
 
 
 WRONG = {
-    "half_life:images=0": r"images=0 of 'half_life': must be a number in \(0, 1e15\]",
-    "half_life:images_per_update=0.5": "images_per_update=0.5 of 'half_life': must be a whole number",
-    "constant:decay=1": r"decay=1 of 'constant': must be a number in \[0, 1\)",
     "warmup_power:min_decay=0.9,max_decay=0.5": "is above max_decay=0.5",
     "power_function:gamma=3,sigma_rel=0.1": "Drop one",
-    "power_function:sigma_rel=0.3": r"must be a number in \[1e-5, 0.2886\]",
     "posthoc:sigma_rels=[0.1|0.1]": "one or more different widths",
     "posthoc:sigma_rels=[0.1|0.3]": r"numbers in \[1e-5, 0.2886\]",
-    "warmup_power:start_update=3,update_after_step=4": "two names of the same parameter",
 }
 
 

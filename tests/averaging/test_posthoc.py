@@ -8,9 +8,7 @@ from diffusers_lrlab import LabError
 from diffusers_lrlab.averaging.forms import EMAForm, gamma_of_width
 from diffusers_lrlab.averaging.posthoc import (
     Profiles,
-    check_target,
     combine,
-    inner_products,
     snapshot_updates,
 )
 
@@ -33,13 +31,6 @@ def nodes(ends, per_piece=400):
     edges = [0.0, *sorted({*map(float, ends)})]
     pieces = [((high - low) / 2, (high + low) / 2) for low, high in zip(edges, edges[1:], strict=False)]
     return np.concatenate([half * x + middle for half, middle in pieces]), np.concatenate([half * w for half, _ in pieces])
-
-
-def test_inner_products_are_the_integrals():
-    profiles = Profiles(np.array([3.0, 8, 8, 5]), np.array([16.9721986, 6.937204, 0.719824, 3.557869]))
-    at, weights = nodes(profiles.ends)
-    values = density(profiles, at)
-    np.testing.assert_allclose(inner_products(profiles, profiles), values.T @ (weights[:, None] * values), rtol=1e-12)
 
 
 def test_the_power_of_a_width_has_that_width():
@@ -105,11 +96,3 @@ def test_snapshots_are_equally_spaced_and_end_with_the_run():
     for arguments in ((3, 4), (100, 4, 100), (100, 4, 97), (100, 8, 0, 20)):
         with pytest.raises(LabError, match="--ema posthoc takes"):
             snapshot_updates(*arguments)
-
-
-def test_widths_that_snapshots_cannot_give():
-    for width, reason in ((0.02, "at least 0.05, the smallest width"), (0.3, "in .0, 0.2886"), (float("nan"), "a width")):
-        with pytest.raises(LabError, match=reason):
-            check_target(width, [0.1, 0.05])
-    assert check_target(0.05, [0.1, 0.05]) is None
-    assert "above 0.25" in check_target(0.28, [0.05, 0.1])

@@ -194,7 +194,6 @@ LENGTH = "num_training_steps_for_scheduler"
         (makes("num_warmup_steps_for_scheduler", LENGTH), []),
         (makes("num_warmup_steps_for_scheduler", LENGTH, "Accelerator(split_batches=True)"), ["LR: processes"]),
         (makes(*BY_PROCESSES), ["LR: epochs"]),
-        (makes(*BY_PROCESSES, f"{LENGTH} = 3"), ["LR: epochs"]),
         (makes("args.lr_warmup_steps", "args.max_train_steps"), ["LR: processes"]),
         (makes("args.lr_warmup_steps", "args.max_train_steps", "Accelerator(split_batches=True)"), []),
         ("from transformers import get_scheduler\n" + makes(*BY_PROCESSES), []),

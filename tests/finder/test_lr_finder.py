@@ -179,8 +179,6 @@ def test_several_tests_are_combined():
 
 def test_settings_follow_the_optimizer_and_are_checked():
     config = TrainingConfig(**POINTS, output_dir="run")
-    with pytest.raises(LabError, match=r"repeats='3' of FinderConfig\(\): must be a whole number, got '3'"):
-        FinderConfig(repeats="3")
     with pytest.raises(LabError, match=r"settings=.* of find_lr\(\): must be a FinderConfig or None, got "):
         find_lr(config, {"num_updates": 20})
     with pytest.raises(LabError, match=r"--scale_lr is for training and has no effect on the finder. Leave it out\."):

@@ -1,7 +1,6 @@
 """Every registered optimizer, alone and in real runs; settings for other batches, against formulas in float64."""
 
 import importlib.util
-import io
 import math
 import typing
 from importlib.util import find_spec
@@ -39,8 +38,8 @@ def make_model():
     return torch.nn.Sequential(*layers)
 
 
-def do_steps(model, optimizer, num_steps, seed=0):
-    generator = torch.Generator().manual_seed(seed)
+def do_steps(model, optimizer, num_steps):
+    generator = torch.Generator().manual_seed(0)
     for _ in range(num_steps):
         optimizer.zero_grad()
         model(torch.randn(4, 1, 8, 8, generator=generator)).square().mean().backward()
@@ -73,23 +72,6 @@ class TestEveryOptimizer:
         measured = optimizer_state_bytes(optimizer) / weight.numel()
         assert measured == pytest.approx(OPTIMIZERS[name].facts["state_bytes"], abs=0.05)
 
-    def test_going_on_from_a_saved_state_is_exact(self, name):
-        model = make_model()
-        optimizer = get_optimizer(name, model.parameters(), 1e-3)
-        do_steps(model, optimizer, 3)
-        file = io.BytesIO()
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
-        file.seek(0)
-        saved = torch.load(file, weights_only=True)
-        do_steps(model, optimizer, 3, seed=1)
-        resumed = make_model()
-        resumed.load_state_dict(saved["model"])
-        other = get_optimizer(name, resumed.parameters(), 1e-3)
-        other.load_state_dict(saved["optimizer"])
-        do_steps(resumed, other, 3, seed=1)
-        for first, second in zip(model.parameters(), resumed.parameters(), strict=True):
-            assert torch.equal(first, second)
-
     def test_its_parameters_reach_it(self, name):
         others = ("eps", "d_coef", "clip_threshold", "decay_rate", "beta2_half_life", "tau")
         for parameter in OPTIMIZERS[name].parameters:
@@ -109,16 +91,13 @@ def test_a_missing_package_is_an_error_with_the_pip_line(name, monkeypatch):
 @cases(
     ("options", "message"),
     [
-        ({"optimizer": "sgd:momentum=0.5", "optimizer_kwargs": '{"momentum": 0.5}'}, "given twice"),
         ({"optimizer": "sgd", "adam_beta1": 0.9}, "has no effect on --optimizer sgd. .* it takes momentum, weight_decay"),
         ({"optimizer": "adamw:beta1=0.8", "adam_beta1": 0.9}, "'beta1' of --optimizer adamw is given twice"),
         ({"optimizer": "adamw:beta2_half_life=1e4", "adam_beta2": 0.9}, "no effect on --optimizer adamw with beta2_half"),
         ({"scale_lr": "sqrt", "learning_rate": "auto"}, "--scale_lr sqrt has no effect with --learning_rate auto"),
         ({"optimizer": "schedulefree_adamw"}, "--lr_scheduler constant_with_warmup and no .* and with --no_use_ema"),
         ({"momentum_scheduler_kwargs": '{"min_momentum": 0.5}'}, "without --momentum_scheduler"),
-        ({"lr_scheduler": "mdlrc", "momentum_scheduler": "demon"}, "sets the momentum, and so does"),
         ({"lr_scheduler": "adaptive", "momentum_scheduler": "mdlrc"}, "--momentum_scheduler demon beside it"),
-        ({"optimizer": "sgd:momentum=0", "lr_scheduler": "demon"}, "needs an optimizer with momentum"),
         ({"optimizer": "lion", "lr_scheduler": "mdlrc"}, "cannot drive Lion: its beta1 weighs the gradient against"),
         ({"lr_scheduler": "cosine:warmup_type=cosine", "lr_warmup_steps": 0}, "has no effect without warm-up"),
         ({"lr_scheduler": "cosine:min_lr=1"}, "min_lr=1 of 'cosine' is above --learning_rate"),
@@ -277,7 +256,6 @@ def test_without_them_records_stay_as_they_were():
         ("adamw:tau=7", 8, r"tau=7.0 of 'adamw': must be at least the 8 images of an update"),
         ("adamw:beta2_half_life=1000", 0, r"images_per_update=0: must be a whole number"),
         ("adamw:images_per_update=8", None, r"images_per_update=8, which has no effect without beta2_half_life or tau"),
-        ("adam:tau=1000", 8, r"'adam' does not take 'tau'"),
     ],
 )
 def test_wrong_settings_in_images(spec, images, message):

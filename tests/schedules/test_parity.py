@@ -1,4 +1,4 @@
-"""Schedules against formulas, and against those whose names they have; and the ones that follow a metric."""
+"""Schedules against those whose names they have, and the ones that follow a metric; formulas: docs/test_formulas.py."""
 
 import copy
 import inspect
@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers.optimization
 from hosts import at_least
-from schedule_rows import BASE, COPIES, Row, close, cos, run, settings, variants
+from schedule_rows import BASE, COPIES, Row, close, run, settings, variants
 from tables import cases
 from torch.optim import lr_scheduler
 
@@ -28,36 +28,6 @@ def applied(make_scheduler, num_updates):
     """The learning rate in the optimizer at each update under another library's scheduler."""
     optimizer = sgd()
     return run(make_scheduler(optimizer), optimizer, num_updates)[:, 0, 0]
-
-
-# --- formulas --------------------------------------------------------------------------------------------------------
-
-# Cool-downs at q = 0, 1/4, 1/2, 3/4, 1.
-Q = np.arange(5) / 4
-COOLDOWNS = {
-    "linear": 1 - Q,
-    "cosine": cos(Q),
-    "exponential": (0.01**Q - 0.01) / 0.99,
-    "1-sqrt": [1, 0.5, 1 - np.sqrt(0.5), 1 - np.sqrt(0.75), 0],
-    "square": [1, 15 / 16, 3 / 4, 7 / 16, 0],
-    "mirror_cosine": 2 * (1 - Q) - cos(Q),
-}
-
-
-@cases("decay_type", COOLDOWNS)
-@cases("floor", [0.0, 0.1])
-def test_the_six_cooldowns(decay_type, floor):
-    kwargs = {"decay_type": decay_type, "num_decay_steps": 4, "min_lr_ratio": floor}
-    lrs, _ = get_scheduler("wsd", sgd(), 2, 10, kwargs).values(np.arange(6, 11))
-    close(lrs, BASE * (floor + (1 - floor) * np.array(COOLDOWNS[decay_type])))
-
-
-def test_rex_has_the_tabulated_values_and_edm2_counts_images():
-    for d, table in ((0.5, [0.8571, 0.6667, 0.4, 0.1818]), (0.9, [0.9677, 0.9091, 0.7692, 0.5263])):
-        np.testing.assert_allclose(lr_curve("rex", 1.0, 0, 20, {"d": d})[[5, 10, 15, 18]], table, atol=5e-5)
-    kwargs, updates = {"reference_images": 70_000 * 2048, "images_per_update": 2048}, [2500, 70_000, 280_000, 700_000]
-    lrs, _ = get_scheduler("edm2_inverse_sqrt", sgd(), 5000, 10**6, kwargs).values(np.array(updates))
-    close(lrs, BASE * np.array([1 / 2, 1, 1 / 2, np.sqrt(0.1)]))
 
 
 # --- diffusers and transformers --------------------------------------------------------------------------------------

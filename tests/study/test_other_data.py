@@ -88,7 +88,6 @@ def test_a_folder_beside_a_preset_starts_from_the_current_folder(capsys, picture
 
 
 @cases(("preset", "names", "expected"), [
-    ("cooldowns", ["digits"], "on 'digits': metrics: 'kl' is for points"),
     ("paper-lr-schedules", ["dino", "my pictures"], "on 'my-pictures': metrics: 'kl' is for points"),
     ("flow-or-ddpm-shapes", ["my pictures"], "'flow-or-ddpm-shapes' has no other metric"),
     ("quick", ["dinoo"], "Unknown data set 'dinoo'. Did you mean 'dino'"),

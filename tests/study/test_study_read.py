@@ -11,7 +11,7 @@ import pandas
 import pytest
 import yaml
 from pyarrow import parquet
-from small_studies import SPEC, moments, read_summary, records, write_report
+from small_studies import SPEC, read_summary, records, write_report
 from tables import cases
 
 import diffusers_lrlab as lab
@@ -156,12 +156,6 @@ def test_a_metric_may_have_the_name_of_a_column_and_give_a_text(stacked, tmp_pat
     assert notes == {"metrics": []}
 
 
-def columns_of_page():
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "studies.md").read_text(encoding="utf-8")
-    table = page.split("## The table of runs")[1].split("\n\n")[2]
-    return [name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])]
-
-
 def test_runs_are_read_as_a_table(reported, card):
     frame = lab.read_study(reported)
     assert len(frame) == len(records(reported)) == 8
@@ -171,7 +165,9 @@ def test_runs_are_read_as_a_table(reported, card):
             name: record["run"][name] for name in ("arm", "dataset", "seed")
         }
         assert row["energy_distance"] == record["train"]["results"]["energy_distance"]
-    assert {*columns_of_page()} <= {*frame.columns}
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "studies.md").read_text(encoding="utf-8")
+    table = page.split("## The table of runs")[1].split("\n\n")[2]
+    assert {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])} <= {*frame.columns}
     pandas.testing.assert_frame_equal(lab.read_study(str(card)), frame)
 
 
@@ -207,14 +203,9 @@ def test_a_study_is_read_from_its_results_while_it_is_run(beside, tmp_path):
         lab.read_study(tmp_path / "nothing")
 
 
-@cases(("spec", "options", "expected"), [
-    ({"arms": {"a": {"lr_scheduler": len}}, "datasets": ["dino"]}, {}, "The dict of a study may only hold text, numbers"),
-    ({"arms": {"a": {}}, "dataset": ["dino"]}, {}, "'dataset'.*Did you mean 'datasets'"),
-    ("quick", {"stack_size": 0}, "--stack_size 0: must be a whole number"),
-])  # fmt: skip
-def test_a_study_that_cannot_be_run_from_python(tmp_path, spec, options, expected):
-    with pytest.raises(LabError, match=f"(?s){expected}"):
-        lab.run_study(spec, tmp_path / "out", **options)
+def test_a_study_that_cannot_be_run_from_python(tmp_path):
+    with pytest.raises(LabError, match="The dict of a study may only hold text, numbers"):
+        lab.run_study({"arms": {"a": {"lr_scheduler": len}}, "datasets": ["dino"]}, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -230,6 +221,3 @@ def test_a_study_is_run_from_python(home, stacked, tmp_path, monkeypatch):
     assert mine.id.tolist() == of_file.id.tolist()
     assert mine.energy_distance.tolist() == of_file.energy_distance.tolist()
     assert read_summary(tmp_path / "mine")["study"]["command"] == "lrlab study run spec.yaml --out mine --executor stacked"
-    before = moments(tmp_path / "mine")
-    lab.run_study(tmp_path / "mine" / "spec.yaml", tmp_path / "mine", executor="stacked", quiet=True)
-    assert moments(tmp_path / "mine") == before

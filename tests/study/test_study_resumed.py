@@ -1,9 +1,8 @@
 """Studies that are run again: finished, changed, damaged, killed, stopped, or on a full disk."""
 
-import contextlib
+import errno
 import json
 import os
-import resource
 import shutil
 import signal
 
@@ -25,6 +24,7 @@ from small_studies import (
 from tables import rows
 
 from diffusers_lrlab.cli.main import main
+from diffusers_lrlab.core.files import full_disk_explained
 from diffusers_lrlab.study.results import StudyFolder
 
 pytestmark = pytest.mark.usefixtures("bare")
@@ -171,28 +171,13 @@ def test_stopped_by_a_signal_while_another_waits(home, undisturbed, tmp_path, ca
     assert_same_but_for_times(undisturbed[executor], out)
 
 
-@contextlib.contextmanager
-def full_disk(num_bytes):
-    """Files longer than this cannot be written, which to the writer is like a full disk."""
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
-
-
-# Neither the state of a stack fits, nor the checkpoint of a run by itself.
 def test_a_disk_that_is_full_when_a_result_is_written(home, tmp_path, capsys, monkeypatch):
     """The weights fit, the result does not; what was trained is not lost."""
     out = tmp_path / "out"
-    write = StudyFolder.write
 
     def full_write(folder, record):
-        with full_disk(1000):
-            write(folder, record)
+        with full_disk_explained(folder.path):
+            raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(StudyFolder, "write", full_write)
     study(home, out, "--executor=stacked", status=2, **ONE)

@@ -21,7 +21,7 @@ from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.study.measure import Curves, draw, drawing_of
 from diffusers_lrlab.study.stacked.member import Member
-from diffusers_lrlab.study.stacked.networks import clip, draw_together, embed, predict, stack_parameters
+from diffusers_lrlab.study.stacked.networks import draw_together, embed, predict, stack_parameters
 from diffusers_lrlab.study.stacked.stack import Stack
 from diffusers_lrlab.study.stacked.stacks import ParallelStacks, worker_threads
 from diffusers_lrlab.training.config import TrainingConfig
@@ -63,33 +63,6 @@ def test_gradients_are_those_of_each_network(dtype, layers, dimension):
         expected.backward(towards[index].to(dtype))
         for parameter, gradient in zip(model.parameters(), gradients, strict=True):
             torch.testing.assert_close(gradient[index], parameter.grad, rtol=tolerance, atol=tolerance)
-
-
-@pytest.fixture
-def one_thread():
-    """What each worker of a study has; tests before this one may have left more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def test_clipping_is_torchs():
-    """To several norms at once, above and below what the gradients have, and to none; a member without numbers is alone."""
-    dtype, limits = torch.float32, [0.01, 1e6, math.inf, 0.5, 1.0]
-    twins = networks(5, dtype=dtype)
-    gradients = [torch.randn(values.shape, dtype=dtype) for values in stack_parameters(twin.parameters() for twin in twins)]
-    for gradient in gradients:
-        gradient[4] = math.nan
-    for index, twin in enumerate(twins):
-        for parameter, gradient in zip(twin.parameters(), gradients, strict=True):
-            parameter.grad = gradient[index].clone()
-    norms = clip(gradients, torch.tensor(limits, dtype=dtype))
-    for index, (twin, limit) in enumerate(zip(twins, limits, strict=True)):
-        expected = torch.nn.utils.clip_grad_norm_(twin.parameters(), limit)
-        torch.testing.assert_close(norms[index], expected, equal_nan=True)
-        for parameter, gradient in zip(twin.parameters(), gradients, strict=True):
-            torch.testing.assert_close(gradient[index], parameter.grad, equal_nan=True)
 
 
 # --- stacks of runs -------------------------------------------------------------------------------------------------------
@@ -167,7 +140,6 @@ def test_the_ends_were_as_meant(without_a_stop):
 COMPARED = SimpleNamespace(metrics=("energy_distance",), stage="compare")
 
 
-@pytest.mark.usefixtures("one_thread")
 @cases("num", [65, 1001])
 def test_samples_of_all_are_those_of_each(without_a_stop, num, monkeypatch):
     """To the bit, in one pass and in two; of averages in all their forms, and with a loss of its own beside the others."""
@@ -188,17 +160,10 @@ def spec_of(name):
     return SimpleNamespace(id=name, **vars(COMPARED))
 
 
-@pytest.fixture
-def threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
-def test_worker_threads_compute_what_one_stack_does(without_a_stop, threads):
+def test_worker_threads_compute_what_one_stack_does(without_a_stop):
     """Saved by three workers between two logging points, and continued by two: as never stopped, to the bit."""
     stopped, members = make_members(), make_members()
-    threads(3)
+    torch.set_num_threads(3)
     with worker_threads(CPU, 20) as workers:
         stacks = ParallelStacks(list(stopped.values()), CPU, threads=workers)
         assert [len(stack.members) for stack in stacks.stacks] == [
@@ -214,7 +179,7 @@ def test_worker_threads_compute_what_one_stack_does(without_a_stop, threads):
     with pytest.raises(ZeroDivisionError), worker_threads(CPU, 20) as workers:
         workers.map(lambda value: 1 / value, [1, 0, 1])
     assert torch.get_num_threads() == 3
-    threads(2)
+    torch.set_num_threads(2)
     for name, state in states.items():
         members[name].run.update, members[name].error = state["update"], state["error"]
     with worker_threads(CPU, 20) as workers:
@@ -290,18 +255,15 @@ def test_curves_are_thinned(num_updates):
     assert loss["loss"] == pytest.approx(expected)
 
 
-def test_curves_keep_what_is_finite_and_come_back():
+def test_curves_keep_what_is_finite():
     curves = Curves(3)
     assert curves.to_dict() == {"loss": {"update": [], "loss": [], "lr": []}, "quality": {}}
     for update, loss in enumerate((1.5, math.inf, math.nan)):
         curves.add_loss(update, loss, 0.1)
     curves.add_quality(1, {"validation_loss": 0.5, "validation_loss_ema": 0.75})
     curves.add_quality(2, {"validation_loss": 0.25, "validation_loss_ema": 0.5})
-    again = Curves(3)
-    again.load_state_dict(curves.state_dict())
-    for each in (curves, again):
-        assert json.loads(json.dumps(each.to_dict(), allow_nan=False)) == {
-            "loss": {"update": [0], "loss": [1.5], "lr": [0.1]},
-            "quality": {"update": [1, 2], "validation_loss": [0.5, 0.25], "validation_loss_ema": [0.75, 0.5]},
-        }
-        assert each.last_quality == {"validation_loss": 0.25, "validation_loss_ema": 0.5}
+    assert json.loads(json.dumps(curves.to_dict(), allow_nan=False)) == {
+        "loss": {"update": [0], "loss": [1.5], "lr": [0.1]},
+        "quality": {"update": [1, 2], "validation_loss": [0.5, 0.25], "validation_loss_ema": [0.75, 0.5]},
+    }
+    assert curves.last_quality == {"validation_loss": 0.25, "validation_loss_ema": 0.5}

@@ -30,14 +30,11 @@ def by_seed(*figures):
     return {seed: value for seed, value in enumerate(figures) if value is not None}
 
 
-def row_of(rows, arm, dataset="dino"):
-    return next(row for row in rows if (row["arm"], row["dataset"]) == (arm, dataset))
-
-
 def two_arms(figures, baseline, metric="kl", **options):
     """The row of arm "a" against the baseline "b" on one data set."""
     values = {"a": {"dino": by_seed(*figures)}, "b": {"dino": by_seed(*baseline)}}
-    return row_of(compare(values, "b", metric, **options), "a")
+    (row,) = (row for row in compare(values, "b", metric, **options) if row["arm"] == "a")
+    return row
 
 
 def simulated(seed, num_arms=4, num_datasets=2, num_seeds=5, effect=0.0, spread=1.0):
@@ -205,11 +202,10 @@ of_sets = st.dictionaries(
     st.sampled_from(["dino", "moons", "rings"]), st.dictionaries(st.integers(0, 6), figures, max_size=6)
 )
 studies = st.fixed_dictionaries({"base": of_sets, "one": of_sets}, optional={"two": of_sets})
-few = settings(max_examples=40, deadline=None)
 
 
 @given(studies)
-@few
+@settings(max_examples=40, deadline=None)
 def test_rows_are_json_without_nan_and_make_sense(values):
     rows = compare(values, "base", "kl")
     json.dumps(rows, allow_nan=False)

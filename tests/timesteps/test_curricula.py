@@ -8,7 +8,6 @@ import torch
 from diffusers import DDPMScheduler
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load, save
 from tables import cases
 
 from diffusers_lrlab import LabError, get_loss_weighting, get_timestep_sampler
@@ -116,17 +115,16 @@ FOLLOWERS = [
     lambda: LossSecondMoment(noise_levels(None, 8), 3, 0.01),
     lambda: LearnedLogVariance(noise_levels(None, 8), 16, 0.01),
 ]
-each_follower = cases("new", FOLLOWERS, ids=["second moment", "log variance"])
 
 
-@each_follower
+@cases("new", FOLLOWERS, ids=["second moment", "log variance"])
 @cases("bad", [float("nan"), float("inf")])
 def test_losses_that_are_not_finite_are_as_if_they_had_not_been(new, bad):
     state = new()
     for _ in range(3):
-        state.observe(torch.arange(8), torch.linspace(1, 2, 8))
+        state.observe(torch.arange(8), torch.linspace(1, 2, 8).requires_grad_())
     state.observe(torch.tensor([3, 4]), torch.tensor([bad, 1.5]))
-    assert all(value.isfinite().all() for value in state.state_dict().values())
+    assert all(value.isfinite().all() and not value.requires_grad for value in state.state_dict().values())
     if isinstance(state, LossSecondMoment):
         assert state.counts.tolist() == [3, 3, 3, 3, 4, 3, 3, 3]
 
@@ -135,31 +133,6 @@ def test_there_is_a_loss_for_each_timestep():
     sampler = get_timestep_sampler("loss_second_moment", num_train_timesteps=4)
     with pytest.raises(LabError, match="Got 1 loss for 2 timesteps"):
         sampler.observe(torch.arange(2), torch.ones(1))
-
-
-def show(state, number):
-    generator = torch.Generator().manual_seed(number)
-    timesteps = torch.randint(0, 8, (25,), generator=generator)
-    losses = (torch.rand(25, generator=generator) * (1 + timesteps)).requires_grad_()
-    state.observe(timesteps, losses)
-    assert losses.grad is None
-
-
-@each_follower
-@cases("seen", [0, 1, 5])
-def test_the_state_goes_into_a_file_and_comes_back_to_the_bit(new, seen):
-    whole, first, second = new(), new(), new()
-    for number in range(seen + 5):
-        show(whole, number)
-    for number in range(seen):
-        show(first, number)
-    second.load_state_dict(load(save({key: value.contiguous() for key, value in first.state_dict().items()})))
-    for number in range(seen, seen + 5):
-        show(second, number)
-    expected, found = whole.state_dict(), second.state_dict()
-    assert expected.keys() == found.keys()
-    assert all(expected[key].equal(found[key]) for key in expected)
-    assert not any(value.requires_grad for value in expected.values())
 
 
 @cases(

@@ -273,8 +273,6 @@ def test_pure_noise_is_weighed_by_the_limit(name, prediction_type):
     assert get_loss_weighting(name, ZERO, prediction_type).table[-1].item() == pytest.approx(expected, abs=1e-9)
 
 
-def test_wrong_arguments():
-    with pytest.raises(LabError, match="got 3"):
-        get_loss_weighting(3, DDPMScheduler())
+def test_what_no_model_predicts_is_refused():
     with pytest.raises(LabError, match="'x0'; known: epsilon, sample, v_prediction"):
         get_loss_weighting("none", DDPMScheduler(), "x0")

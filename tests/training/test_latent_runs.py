@@ -237,18 +237,10 @@ def test_another_autoencoder_than_that_of_the_latents_is_refused(place, tmp_path
             load_data(resolved(moved))
 
 
-def test_a_run_does_not_go_on_with_latents_of_another_autoencoder(place, straight, tmp_path):
-    output = shutil.copytree(straight, tmp_path / "run")
-    (output / f"checkpoint-{NUM_UPDATES}" / "trainer.json").unlink()
+def test_a_run_does_not_go_on_with_latents_of_another_autoencoder(place, tmp_path):
     moved = shutil.copytree(place, tmp_path / "place")
+    train(moved, tmp_path / "run")
     shutil.rmtree(moved / "digits")
-    vae = save_vae(moved / "other", seed=1)
-    encode(moved / "digits", vae, flip=True)
-    before = (place / "digits").rename(place / "kept")
-    try:
-        shutil.copytree(moved / "digits", place / "digits")
-        error = train(place, output, *STRAIGHT, "--resume_from_checkpoint=latest", expect=2)
-    finally:
-        shutil.rmtree(place / "digits")
-        before.rename(place / "digits")
-    assert "was written with other settings:\n  autoencoder: {'class_name': 'AutoencoderKL'" in error
+    encode(moved / "digits", save_vae(moved / "other", seed=1), flip=True)
+    error = train(moved, tmp_path / "run", "--max_train_steps=12", "--resume_from_checkpoint=latest", expect=2)
+    assert "autoencoder: {'class_name': 'AutoencoderKL'" in error

@@ -105,24 +105,16 @@ def test_what_is_refused(tmp_path, first, arguments, message):
 
 
 def test_what_is_refused_before_the_script_starts(tmp_path):
-    with pytest.raises(LabError, match="'prodigy' finds its learning rate by itself"):
-        ScriptTest("prodigy")
     script = script_of(tmp_path, "optimizer = SGD(p, lr=1)\nloss.mean()\n")
     with pytest.raises(LabError, match=r"--find_lr cannot be used in this script: it does not call accelerator.backward"):
         FindLrHook(script, HostRun(), ScriptTest())
 
 
-def test_a_test_that_ends_early():
-    test = ScriptTest("sgd")
-    assert test.lr == pytest.approx(1e-5)
-    assert all(test.add(1.0) for _ in range(20))
-    assert not test.add(float("nan"))
-    assert "the loss was not finite at a rate of" in test.result().sweeps[0].ended
+def test_a_script_that_ends_before_its_test():
+    assert ScriptTest("sgd").lr == pytest.approx(1e-5)
     test = ScriptTest()
     test.add(1.0)
     assert test.result().sweeps[0].ended == "the script ended after 1 of 200 updates"
-    test.fail()
-    assert "no fp16 gradient was finite" in test.result().sweeps[0].ended
 
 
 @pytest.mark.slow
@@ -150,5 +142,3 @@ def test_what_is_said(tmp_path, capsys):
     test.finish(hook)
     said = capsys.readouterr().out
     assert "the loss does not fall between 1e-07 and" in said
-    with pytest.raises(LabError, match="ended before its first update, or without a loss"):
-        ScriptTest().finish(hook)
