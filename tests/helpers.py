@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import json
 import tarfile
 
 import numpy as np
@@ -111,20 +110,6 @@ def stacked(batches):
 def joined(batches):
     """The data of batches, one after the other."""
     return Batch.join(list(batches)).data
-
-
-def peak_of(call, folder):
-    """What torch's allocator hands out at most during a call, beside what is there before it: bytes."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as measured:
-        call()
-    folder.mkdir(exist_ok=True)
-    measured.export_chrome_trace(str(folder / "trace.json"))
-    trace = json.loads((folder / "trace.json").read_text())["traceEvents"]
-    events = sorted((event for event in trace if event.get("name") == "[memory]"), key=lambda event: event["ts"])
-    before = events[0]["args"]["Total Allocated"] - events[0]["args"]["Bytes"]
-    return max(event["args"]["Total Allocated"] for event in events) - before
 
 
 def is_installed(optimizer):
