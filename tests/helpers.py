@@ -112,6 +112,11 @@ def joined(batches):
     return Batch.join(list(batches)).data
 
 
+def seeded(seed=0):
+    """A generator of torch."""
+    return torch.Generator().manual_seed(seed)
+
+
 def is_installed(optimizer):
     """Whether the package of an optimizer of the registry is there."""
     try:

@@ -7,6 +7,7 @@ from itertools import cycle
 import pytest
 import torch
 from diffusers import DDPMScheduler
+from helpers import seeded
 from registrations import restored
 from tables import cases
 
@@ -106,17 +107,13 @@ def test_infonoise_gets_the_error_of_the_data_whatever_weighs_it(objective, weig
 SHAPES = {"colour": (4, 3, 16, 16), "oblong": (3, 1, 8, 20), "one image": (1, 3, 8, 8), "grey": (5, 1, 8, 8)}
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
 def randn(*shape, seed=0):
-    return torch.randn(shape, generator=generator(seed))
+    return torch.randn(shape, generator=seeded(seed))
 
 
 def make(name, noise, images, seed=0):
     entry = NOISES[name]
-    return entry.factory(noise, images, generator(seed), **entry.resolve({}))
+    return entry.factory(noise, images, seeded(seed), **entry.resolve({}))
 
 
 @cases("shape", SHAPES.values(), ids=SHAPES)
@@ -157,31 +154,31 @@ def test_the_assignment_has_the_smallest_sum_of_distances(seed):
 @cases("shape", SHAPES.values(), ids=SHAPES)
 def test_offset_adds_one_number_to_each_image_and_channel(shape):
     noise = randn(*shape)
-    added = offset(noise, None, generator(), 0.5) - noise
+    added = offset(noise, None, seeded(), 0.5) - noise
     constants = added.mean(dim=(2, 3), keepdim=True)
     torch.testing.assert_close(added, constants.expand(shape), rtol=0, atol=1e-6)
     assert len(constants.unique()) == constants.numel()
     # 20,000 independent constants: their variance is known to 1 in 100.
-    noise = offset(randn(20_000, 1, 4, 4), None, generator(1), 0.5)
+    noise = offset(randn(20_000, 1, 4, 4), None, seeded(1), 0.5)
     assert noise.mean(dim=(2, 3)).var().item() == pytest.approx(1 / 16 + 0.25, rel=0.05)
 
 
 @cases("shape", SHAPES.values(), ids=SHAPES)
 @cases("num_levels", [1, 2, 10])
 def test_pyramid_noise_has_the_mean_square_of_plain_noise(shape, num_levels):
-    noise = pyramid(randn(*shape), None, generator(1), 0.8, num_levels)
+    noise = pyramid(randn(*shape), None, seeded(1), 0.8, num_levels)
     # The means of images count: they are noise too, and x_t must have as much as its SNR says.
     torch.testing.assert_close(noise.square().mean(), torch.ones(()))
 
 
 def test_pyramid_noise_has_more_power_at_low_frequencies_and_ends_at_one_pixel():
     plain = randn(100, 1, 16, 16)
-    made = [pyramid(plain, None, generator(1), discount, 10) for discount in (1e-3, 0.3, 0.6, 0.9)]
+    made = [pyramid(plain, None, seeded(1), discount, 10) for discount in (1e-3, 0.3, 0.6, 0.9)]
     variances = [torch.nn.functional.avg_pool2d(noise, 4).var().item() for noise in made]
     assert variances[0] == pytest.approx(1 / 16, rel=0.1)
     assert variances == sorted(variances)
     assert variances[-1] > 5 / 16
-    levels = {num: pyramid(plain, None, generator(1), 0.8, num) for num in (3, 4, 100)}
+    levels = {num: pyramid(plain, None, seeded(1), 0.8, num) for num in (3, 4, 100)}
     assert torch.equal(levels[4], levels[100])
     assert not torch.equal(levels[3], levels[4])
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import AutoencoderKL, DDPMPipeline, DDPMScheduler, DiTTransformer2DModel, UNet2DModel
+from helpers import seeded
 from latents import save_vae
 from runs import TINY_UNET, environment
 from tables import cases
@@ -47,10 +48,6 @@ MODELS = {"unet": (unet_of, 3), "transformer": (dit_of, 1000)}  # with the label
 
 def pipeline_of(scheduler="ddpm", model=unet_of, id2label=NAMES, **more):
     return ImagePipeline(SCHEDULERS[scheduler](), **model(), id2label=id2label, **more)
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def sample(pipeline, labels=None, seed=0, steps=5, **how):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DDIMScheduler, DDPMScheduler, DiffusionPipeline, DPMSolverMultistepScheduler, EulerDiscreteScheduler
+from helpers import seeded
 from runs import environment
 from tables import cases
 
@@ -20,10 +21,6 @@ def pipeline_of(scheduler=None, **config):
     torch.manual_seed(0)
     scheduler = scheduler or DDPMScheduler(num_train_timesteps=20, clip_sample=False)
     return PointDDPMPipeline(MLPDenoiser(**SMALL, **config), scheduler)
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # numpy's, of diffusers' schedulers
