@@ -118,17 +118,6 @@ def test_toy_sets_are_split_into_two_draws_that_do_not_follow_the_seed_of_a_run(
     assert len(usual.held_out) == 10_000
 
 
-@cases("form", ["parquet", "save_to_disk"])
-def test_a_stream_holds_out_some_points_and_trains_on_the_rest(tmp_path, form):
-    folder = write(tmp_path / "set", as_dataset(numbers(), label=list(range(20))), form)
-    data = load(folder, num_validation_images=6, stream_shuffle_buffer=4, **STREAM)
-    assert (data.num_images, data.in_memory, data.image_shape, len(data.held_out)) == (None, None, (2,), 4)  # a fifth
-    epochs = [joined(iterate_batches(data, BatchLayout(8), 0, range(2 * n, 2 * n + 2))) for n in range(2)]
-    for epoch in epochs:
-        np.testing.assert_array_equal(by_row(torch.cat([epoch, data.held_out.data])), numbers())
-    assert not torch.equal(*epochs)
-
-
 @cases("first", [[], None], ids=repr)
 def test_a_first_row_that_is_no_point_is_named(tmp_path, first):
     folder = write(tmp_path / "set", as_dataset([first, [1.0, 2.0], [3.0, 4.0]], "float64"))
