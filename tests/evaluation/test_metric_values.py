@@ -2,7 +2,6 @@
 
 import json
 import math
-from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,18 +23,9 @@ RUN = {
     "max_train_steps": 2, "train_batch_size": 8, "num_validation_images": 16, "distance_samples": 16, "ddpm_num_steps": 10,
     "lr_warmup_steps": 0, "denoiser": "mlp:hidden_size=16,num_layers=1,embedding_size=8",
 }  # fmt: skip
-# What a metric may return, and the number of Python that it becomes.
-NUMBERS = [
-    (Fraction(1, 2), 0.5), (np.array([[0.5]]), 0.5), (torch.tensor([0.5], dtype=torch.bfloat16, requires_grad=True), 0.5),
-    (np.int64(3), 3), (torch.tensor(3), 3), (math.nan, math.nan), (np.float32("inf"), math.inf),
-]  # fmt: skip
 # What is refused of metrics of samples or of runs, and how the error calls it.
 REFUSED = [
-    *((value, "samples", f"The metric 'refused' must return a number, not {called}") for value, called in (
-        (None, "None"), ("0.5", "the text '0.5'"), ({"refused": 0.5}, "a dict of 1"), (0.5 + 1j, "(0.5+1j)"), (True, "True"),
-        (np.True_, "an array of bool of shape ()"), (torch.ones(2), "a tensor of torch.float32 of shape (2,)"),
-        (np.array(["0.5"]), "an array of <U3 of shape (1,)"),
-    )),
+    (torch.ones(2), "samples", "The metric 'refused' must return a number, not a tensor of torch.float32 of shape (2,)"),
     ("0.5", "run", "must return a number or a dict of numbers, not the text '0.5'"),
     ({"refused": [1.0]}, "run", "must return a number as 'refused', not a list of 1"),
     ({"energy_distance": 0.0}, "run", "under names of its own, not under 'energy_distance'"),
@@ -55,14 +45,6 @@ def register(name, value, **facts):
     facts = {"form": "points", "better": "neither", **facts}
     function = value if callable(value) else lambda *_: value
     register_metric(name, description=f"returns {name}", source="a test", facts=facts)(function)
-
-
-@cases("value, expected", NUMBERS)
-def test_numbers_become_those_of_python(value, expected):
-    register("mine", value)
-    found = compare_samples(POINTS, POINTS, names=["mine"])["mine"]
-    assert type(found) is type(expected)
-    assert found == expected or (math.isnan(found) and math.isnan(expected))
 
 
 @cases("value, of, called", REFUSED)
