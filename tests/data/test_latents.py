@@ -116,7 +116,6 @@ REFUSED = [  # words of the command, beside a VAE unless one is given; what the 
     (["digits", "--vae", "{unet}"], "--vae .*: must be an autoencoder of diffusers .*, got UNet2DModel"),
     (["digits", "--revision", "main"], "--revision 'main': must be left out for a folder"),
     (["digits", "--vae", "{normalised}"], "without latents_mean, got AutoencoderKL with in_channels=1 and latents_mean"),
-    (["digits", "--n", "10"], "Unknown argument '--n'"),
     (["digits", "--resolution", "9"], "--resolution 9: must be a size that the autoencoder encodes and decodes"),
 ]
 
