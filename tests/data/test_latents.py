@@ -132,8 +132,6 @@ def test_what_cannot_be_encoded_is_refused_before_it_begins(vae, encoded, tmp_pa
         assert encode_by_command(name, tmp_path / "out", *options) == 2, words
         assert re.search(message, capsys.readouterr().err), message
         assert not (tmp_path / "out").exists(), words
-    assert encode_by_command("digits", tmp_path / "out") == 2
-    assert "lrlab data encode needs --vae, the autoencoder. Hint: --vae" in capsys.readouterr().err
 
 
 def test_unreadable_images_are_named(vae, tmp_path, capsys):

@@ -231,7 +231,6 @@ def test_uniform_sets_end_somewhere(name, outside, inside):
 @cases(
     ("wrong", "told"),
     [
-        ({"name": "moon"}, r"'moon'.*Did you mean 'moons'\?.*Known: .*swiss_roll"),
         ({"n": 0}, rf"n=0: must be .*\[1, {MAX_POINTS}\]"),
         ({"split": "validation"}, r"split='validation' of .*: must be 'train' or 'test', got"),
     ],

@@ -43,8 +43,7 @@ def nothing_stays():
 def register(name, value, **facts):
     METRICS.pop(name, None)
     facts = {"form": "points", "better": "neither", **facts}
-    function = value if callable(value) else lambda *_: value
-    register_metric(name, description=f"returns {name}", source="a test", facts=facts)(function)
+    register_metric(name, description=f"returns {name}", source="a test", facts=facts)(lambda *_: value)
 
 
 @cases("value, of, called", REFUSED)

@@ -8,13 +8,11 @@ import pytest
 import torch
 from diffusers import DDPMScheduler
 from helpers import seeded
-from registrations import restored
 from tables import cases
 
-from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.streams import block_randn
 from diffusers_lrlab.data.options import BatchLayout
-from diffusers_lrlab.objective.noise import NOISES, immiscible, offset, pyramid, register_noise
+from diffusers_lrlab.objective.noise import NOISES, immiscible, offset, pyramid
 from diffusers_lrlab.objective.objective import Objective
 from diffusers_lrlab.objective.processes import DDPM
 from diffusers_lrlab.timesteps.bands import TIMESTEP_LRS
@@ -29,14 +27,6 @@ IMAGES = torch.linspace(-1, 1, 8 * 16).view(8, 1, 4, 4)
 def make_objective(layout=None, **options):
     spec = objective_spec(resolve_config(TrainingConfig(ddpm_num_steps=20, max_train_steps=10, **options)))
     return Objective.of(spec, spec.make_process(), layout or BatchLayout(8), 10, torch.device("cpu"), gather=None)
-
-
-def test_a_users_noise_draws_from_its_generator_alone():
-    with restored(NOISES):
-        register = register_noise("own", description="a test's", source="none")
-        register(lambda noise, images, generator: noise + 0 * torch.rand(noise.shape))
-        with pytest.raises(LabError, match="draws global random numbers"):
-            list(make_objective(noise="own").noise(0, IMAGES))
 
 
 ROWS = [*zip(TIMESTEP_SAMPLERS, cycle(LOSS_WEIGHTINGS), cycle(["epsilon", "sample", "v_prediction"]), strict=False)]
