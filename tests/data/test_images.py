@@ -2,6 +2,7 @@
 
 import io
 import struct
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -191,16 +192,12 @@ def test_an_orientation_does_what_it_does_in_pil(orientation, kind):
 
 def test_errors_of_decoders_are_those_of_their_file_but_for_a_lack_of_memory(monkeypatch):
     for error in (OverflowError("too large"), KeyError("key"), ZeroDivisionError()):
-        monkeypatch.setattr("PIL.PngImagePlugin.PngImageFile.load", lambda image, error=error: _raise(error))
+        monkeypatch.setattr("PIL.PngImagePlugin.PngImageFile.load", Mock(side_effect=error))
         with pytest.raises(LabError, match=r"The image 'folder/picture\.png' cannot be read: .*--skip_corrupt_images"):
             transform().read(encoded(Image.new("L", (2, 2))))
-    monkeypatch.setattr("PIL.Image.open", lambda file: _raise(MemoryError()))
+    monkeypatch.setattr("PIL.Image.open", Mock(side_effect=MemoryError))
     with pytest.raises(MemoryError):
         transform().read(encoded(Image.new("L", (2, 2))))
-
-
-def _raise(error):
-    raise error
 
 
 PNG = encoded(Image.effect_noise((16, 16), 60))["bytes"]
