@@ -12,6 +12,7 @@ from diffusers import DDPMScheduler
 from gaussians import normal
 from tables import cases
 
+from diffusers_lrlab import MLPDenoiser
 from diffusers_lrlab.evaluation.held_out import NUM_STEPS, exact_kl, log_likelihood
 from diffusers_lrlab.objective.process import make_process
 from diffusers_lrlab.objective.processes import DDPM
@@ -108,33 +109,20 @@ def test_noise_of_the_steps_is_not_taken_for_a_bias():
     assert shifted == pytest.approx(math.log2(math.e), rel=0.01)
 
 
-class Network(torch.nn.Module):
-    """Smooth and arbitrary."""
-
-    def __init__(self, dimension, seed=0, dtype=torch.float64):
-        super().__init__()
-        generator = torch.Generator().manual_seed(seed)
-        shapes = [(dimension + 1, 16), (16, dimension)]
-        self.weights = torch.nn.ParameterList(torch.randn(s, generator=generator).to(dtype) / 2 for s in shapes)
-
-    @property
-    def dtype(self):
-        return self.weights[0].dtype
-
-    def forward(self, noisy, timesteps):
-        inputs = torch.cat([noisy, timesteps.to(noisy)[:, None] / 1000], dim=1)
-        return SimpleNamespace(sample=torch.tanh(inputs @ self.weights[0]) @ self.weights[1])
+def network(dtype=torch.float64):
+    torch.manual_seed(0)
+    return MLPDenoiser(hidden_size=16, num_layers=1, embedding_size=8, coordinate_scale=1.0).to(dtype)
 
 
 def test_neither_the_batch_size_nor_float32_matters_and_nothing_is_left():
     process, points = DDPM(make_scheduler()), torch.from_numpy(normal(0, 7))
-    single, expected = Network(2, dtype=torch.float32), log_likelihood(Network(2), process, points, 10)
-    alone = torch.cat([log_likelihood(Network(2), process, point[None], 10) for point in points])
+    single, expected = network(torch.float32), log_likelihood(network(), process, points, 10)
+    alone = torch.cat([log_likelihood(network(), process, point[None], 10) for point in points])
     torch.testing.assert_close(alone, expected, rtol=1e-10, atol=1e-10)
     with torch.no_grad():
         logs = log_likelihood(single, process, points.float(), 10)
     assert (logs.requires_grad, logs.dtype) == (False, torch.float64)
-    assert all(weight.grad is None for weight in single.weights)
+    assert all(weight.grad is None for weight in single.parameters())
     torch.testing.assert_close(logs, expected, rtol=1e-3, atol=1e-3)
 
 
@@ -145,7 +133,7 @@ def test_neither_the_batch_size_nor_float32_matters_and_nothing_is_left():
 ])  # fmt: skip
 def test_processes_without_a_likelihood_are_told(scheduler, num_steps, expected):
     with pytest.raises(ValueError, match=expected):
-        log_likelihood(Network(2), DDPM(scheduler), torch.zeros(3, 2), num_steps)
+        log_likelihood(network(), DDPM(scheduler), torch.zeros(3, 2), num_steps)
 
 
 # --- the divergence --------------------------------------------------------------------------------------------------
