@@ -179,15 +179,12 @@ def test_a_folder_of_images_is_one_of_images(tmp_path):
     assert not settle(tmp_path / "images")
 
 
-BAD_ROWS = [
+@cases(("bad", "text"), [
     ([1.0], r"p=\[1.0\] of row 3: must be a list of 2 numbers, as in row 0"),
     (None, r"p=None of row 3: must be a list of 2 numbers"),
     ([np.nan, 1.0], r"p=\[nan, 1.0\] of row 3: must be .*finite"),
     ([0.0, -3.5e38], r"p=\[0.0, -3.5e\+38\] of row 3: must be .*float32"),
-]
-
-
-@cases(("bad", "text"), BAD_ROWS, ids=lambda value: None if isinstance(value, str) else repr(value))
+])  # fmt: skip
 def test_the_first_bad_row_is_named(tmp_path, bad, text):
     """Whether it would be held out or not, in columns of any and of a fixed length."""
     rows = [*numbers(3).tolist(), bad, [5.0, 6.0], bad, *numbers(4).tolist()]

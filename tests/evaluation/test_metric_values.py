@@ -19,18 +19,6 @@ from diffusers_lrlab.evaluation.metrics import compare_samples, evaluate
 from diffusers_lrlab.evaluation.registry import METRICS
 
 POINTS = np.random.default_rng(0).standard_normal((16, 2)).astype(np.float32)
-RUN = {
-    "max_train_steps": 2, "train_batch_size": 8, "num_validation_images": 16, "distance_samples": 16, "ddpm_num_steps": 10,
-    "lr_warmup_steps": 0, "denoiser": "mlp:hidden_size=16,num_layers=1,embedding_size=8",
-}  # fmt: skip
-# What is refused of metrics of samples or of runs, and how the error calls it.
-REFUSED = [
-    (torch.ones(2), "samples", "The metric 'refused' must return a number, not a tensor of torch.float32 of shape (2,)"),
-    ("0.5", "run", "must return a number or a dict of numbers, not the text '0.5'"),
-    ({"refused": [1.0]}, "run", "must return a number as 'refused', not a list of 1"),
-    ({"energy_distance": 0.0}, "run", "under names of its own, not under 'energy_distance'"),
-    ({1: 0.0}, "run", "under names of its own, not under 1"),
-]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -46,8 +34,14 @@ def register(name, value, **facts):
     register_metric(name, description=f"returns {name}", source="a test", facts=facts)(lambda *_: value)
 
 
-@cases("value, of, called", REFUSED)
-def test_anything_else_is_refused(value, of, called):
+@cases("value, of, called", [
+    (torch.ones(2), "samples", "The metric 'refused' must return a number, not a tensor of torch.float32 of shape (2,)"),
+    ("0.5", "run", "must return a number or a dict of numbers, not the text '0.5'"),
+    ({"refused": [1.0]}, "run", "must return a number as 'refused', not a list of 1"),
+    ({"energy_distance": 0.0}, "run", "under names of its own, not under 'energy_distance'"),
+    ({1: 0.0}, "run", "under names of its own, not under 1"),
+])  # fmt: skip
+def test_what_is_no_number_is_refused(value, of, called):
     register("refused", value, of=of)
     run, samples = SimpleNamespace(kind=SimpleNamespace(form="points")), (POINTS, POINTS)
     with pytest.raises(LabError) as error:
@@ -77,7 +71,11 @@ def test_a_study_keeps_a_metric_that_is_nan_and_names_one_that_cannot_be_used(tm
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     register("nan", math.nan)
     register("half", np.float32(0.5))
-    spec = {"base": RUN, "arms": {"constant": {}}, "datasets": ["dino"], "seeds": 2, "metrics": ["nan", "half"]}
+    base = {
+        "max_train_steps": 2, "train_batch_size": 8, "num_validation_images": 16, "distance_samples": 16,
+        "ddpm_num_steps": 10, "lr_warmup_steps": 0, "denoiser": "mlp:hidden_size=16,num_layers=1,embedding_size=8",
+    }  # fmt: skip
+    spec = {"base": base, "arms": {"constant": {}}, "datasets": ["dino"], "seeds": 2, "metrics": ["nan", "half"]}
     run_study(spec, tmp_path / "out", quiet=True)
     files = sorted((tmp_path / "out" / "runs").glob("*.json"))
     assert len(files) == 2

@@ -113,9 +113,6 @@ def test_what_is_no_process_is_refused():
             make_process("none_at_all", num_steps=4, is_bounded=True)
 
 
-DEFAULTS = {"beta_schedule": "linear", "prediction_type": "epsilon", "num_steps": 1000}
-
-
 @cases(
     ("arguments", "expected"),
     [
@@ -130,7 +127,7 @@ DEFAULTS = {"beta_schedule": "linear", "prediction_type": "epsilon", "num_steps"
 def test_flags_and_spec_strings_are_parameters_of_one_objective(arguments, expected):
     config = resolve_config(parse_arguments(arguments, ""))
     assert config.objective == "ddpm"
-    assert config.objective_kwargs == DEFAULTS | expected
+    assert config.objective_kwargs == {"beta_schedule": "linear", "prediction_type": "epsilon", "num_steps": 1000} | expected
     assert config.num_train_timesteps == config.objective_kwargs["num_steps"]
     assert (config.ddpm_num_steps, config.ddpm_beta_schedule, config.prediction_type) == (None, None, None)
     assert resolve_config(config) == config

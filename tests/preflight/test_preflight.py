@@ -49,16 +49,13 @@ def noise(number):
     return np.random.default_rng(number).integers(0, 256, (8, 8))
 
 
-LABELLED = datasets.Features({"x": datasets.List(datasets.Value("float64")), "label": datasets.ClassLabel(num_classes=5)})
-
-
 def stream_of(tmp_path, labels):
     """Options for a stream of points with these labels."""
     points = np.random.default_rng(0).normal(size=(len(labels), 2)).tolist()
     (tmp_path / "points").mkdir()
-    datasets.Dataset.from_dict({"x": points, "label": labels}, features=LABELLED).to_parquet(
-        tmp_path / "points" / "0.parquet", batch_size=50
-    )
+    kinds = {"x": datasets.List(datasets.Value("float64")), "label": datasets.ClassLabel(num_classes=5)}
+    rows = datasets.Dataset.from_dict({"x": points, "label": labels}, features=datasets.Features(kinds))
+    rows.to_parquet(tmp_path / "points" / "0.parquet", batch_size=50)
     return {"train_data_dir": str(tmp_path / "points"), "streaming": True, "num_validation_images": 20}
 
 
@@ -210,17 +207,15 @@ def test_messages_are_told_once_and_recorded_and_change_nothing(tmp_path):
     assert checked.read_bytes() == unchecked.read_bytes()
 
 
-FEW = ["--num_validation_images=100", "--distance_samples=50", "--num_inference_steps=8", "--eval_batch_size=20"]
-
-
 @pytest.fixture
 def plan(tmp_path, monkeypatch, capsys):
     """What `lrlab plan` shows, which writes nothing."""
     monkeypatch.chdir(tmp_path)
+    few = ["--num_validation_images=100", "--distance_samples=50", "--num_inference_steps=8", "--eval_batch_size=20"]
 
     def shown(*options):
         AcceleratorState._reset_state(reset_partial_state=True)
-        assert main(["plan", "--dataset_name=moons", *FEW, *options]) == 0
+        assert main(["plan", "--dataset_name=moons", *few, *options]) == 0
         assert list(tmp_path.iterdir()) == []
         return capsys.readouterr().out
 
