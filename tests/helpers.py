@@ -117,6 +117,11 @@ def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
+def normal(seed, n, dimension=2):
+    """Points of a standard normal distribution."""
+    return np.random.default_rng(seed).normal(size=(n, dimension))
+
+
 def is_installed(optimizer):
     """Whether the package of an optimizer of the registry is there."""
     try:

@@ -59,7 +59,6 @@ COLOURS = {
     "RGB": (one_pixel("RGB", RED), (1, 0, 0), GREY_OF_RED),
     "RGBA, a fifth": (one_pixel("RGBA", (*RED, 51)), (1, 0.8, 0.8), 219 / 255),
     "CMYK": (one_pixel("CMYK", (0, 255, 255, 0)), (1, 0, 0), GREY_OF_RED),
-    "I;16, middle": (one_pixel("I;16", 32768), (32768 / 65535,) * 3, 32768 / 65535),
     "I": (one_pixel("I", 32768), (32768 / 65535,) * 3, 32768 / 65535),
     "F": (one_pixel("F", 0.3), (0.3, 0.3, 0.3), 0.3),
 }

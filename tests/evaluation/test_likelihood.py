@@ -9,7 +9,7 @@ import pytest
 import scipy.stats
 import torch
 from diffusers import DDPMScheduler
-from gaussians import normal
+from helpers import normal
 from tables import cases
 
 from diffusers_lrlab import MLPDenoiser

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from gaussians import normal
+from helpers import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays

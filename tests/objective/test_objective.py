@@ -24,9 +24,9 @@ INFONOISE = "infonoise:num_bins=3,warmup_updates=2,refresh_every=1,min_count=1,e
 IMAGES = torch.linspace(-1, 1, 8 * 16).view(8, 1, 4, 4)
 
 
-def make_objective(layout=None, **options):
+def make_objective(process=None, **options):
     spec = objective_spec(resolve_config(TrainingConfig(ddpm_num_steps=20, max_train_steps=10, **options)))
-    return Objective.of(spec, spec.make_process(), layout or BatchLayout(8), 10, torch.device("cpu"), gather=None)
+    return Objective.of(spec, process or spec.make_process(), BatchLayout(8), 10, torch.device("cpu"), gather=None)
 
 
 ROWS = [*zip(TIMESTEP_SAMPLERS, cycle(LOSS_WEIGHTINGS), cycle(["epsilon", "sample", "v_prediction"]), strict=False)]
@@ -57,8 +57,7 @@ def test_where_the_loss_has_the_weight_0_the_weights_are_finite(weighting):
     """Where nothing is left of the data, an error of the predicted image is no error of the noise."""
     process = DDPM(DDPMScheduler(20, prediction_type="sample", rescale_betas_zero_snr=True))
     assert process.built_in_weights[-1] == 0
-    spec = objective_spec(resolve_config(TrainingConfig(max_train_steps=10, loss_weighting=weighting)))
-    objective = Objective.of(spec, process, BatchLayout(8), 10, torch.device("cpu"), gather=None)
+    objective = make_objective(process, loss_weighting=weighting)
     weights = objective.weights(torch.arange(20), 0)
     assert weights is None or weights.isfinite().all()
 

@@ -85,7 +85,6 @@ DESERVED = {
     ],
     "ema_memory": [
         ({"max_train_steps": 1000, "ema_power": 1e6, "ema_inv_gamma": 1e-3}, "memory is longer than the run. Use --ema"),
-        ({"max_train_steps": 500, "ema": "warmup_power:update_every=1000"}, "100 % of the averaged weights"),
         ({"ema": "half_life:images=1e6,rampup=1e9"}, "of the first tenth of 200 updates"),
     ],
     "warmup_share": [({"lr_warmup_steps": 100, "label_column": "label"}, "Warm-up takes 100 of 200 updates")],
