@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import json
 import tarfile
 
 import numpy as np
@@ -113,18 +112,14 @@ def joined(batches):
     return Batch.join(list(batches)).data
 
 
-def peak_of(call, folder):
-    """What torch's allocator hands out at most during a call, beside what is there before it: bytes."""
-    from torch.profiler import ProfilerActivity, profile
+def seeded(seed=0):
+    """A generator of torch."""
+    return torch.Generator().manual_seed(seed)
 
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as measured:
-        call()
-    folder.mkdir(exist_ok=True)
-    measured.export_chrome_trace(str(folder / "trace.json"))
-    trace = json.loads((folder / "trace.json").read_text())["traceEvents"]
-    events = sorted((event for event in trace if event.get("name") == "[memory]"), key=lambda event: event["ts"])
-    before = events[0]["args"]["Total Allocated"] - events[0]["args"]["Bytes"]
-    return max(event["args"]["Total Allocated"] for event in events) - before
+
+def normal(seed, n, dimension=2):
+    """Points of a standard normal distribution."""
+    return np.random.default_rng(seed).normal(size=(n, dimension))
 
 
 def is_installed(optimizer):

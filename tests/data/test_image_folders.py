@@ -154,7 +154,6 @@ def test_splits_of_a_folder_may_be_sliced_and_added(tmp_path):
     [
         ("csv", "file_name;text\n000.png;x\n", r"no column file_name, .*'file_name;text'\. .* separated by commas"),
         ("csv", "file_name,text\n000.png,\xe9\n".encode("cp1252"), r"metadata\.csv' cannot be read \(.*utf-8.*with columns"),
-        ("jsonl", b'{"file_name": "\xe9"}\n', r"jsonl' cannot be read \(.*utf-8.*a JSON object"),
         ("csv", "file_name,text\n", r"metadata\.csv' has no rows\. Hint: add a row for each image, or remove the file"),
     ],
 )

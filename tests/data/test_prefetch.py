@@ -3,11 +3,11 @@
 import itertools
 import os
 import threading
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+import runs
 import torch
 from started import Started
 
@@ -77,22 +77,14 @@ def test_a_slow_source_is_read_while_others_work():
 def test_no_worker_outlives_a_run_that_is_killed():
     """Not even one that waits for its source, while a later fork of the run, which has its ends of the pipes, lives on."""
     run = Started(Path(__file__).parents[1] / "scripts" / "held_up_workers.py", env=os.environ)
-    children = []
+    children, said = [], run._streams[0]
     try:
-        until(lambda: run._streams[0].exists() and run._streams[0].read_text().count("reads") == 2 or run.poll())
-        assert run.poll() is None, run.error()
-        until(lambda: len(psutil.Process(run.pid).children()) == 3)
+        runs.wait_for(lambda: said.exists() and said.read_text().count("reads") == 2, run)
+        runs.wait_for(lambda: len(psutil.Process(run.pid).children()) == 3, run)
         children = sorted(psutil.Process(run.pid).children(), key=lambda child: child.create_time())
-        assert len(children) == 3
         run.kill()
-        until(lambda: not psutil.wait_procs(children[:2], timeout=0)[1])
+        runs.wait_for(lambda: not psutil.wait_procs(children[:2], timeout=0)[1])
         assert [child.is_running() for child in children] == [False, False, True]
     finally:
         for process in (run, *filter(psutil.Process.is_running, children)):
             process.kill()
-
-
-def until(condition, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)

@@ -1,10 +1,8 @@
 """Diagnostics of a run by noise level: its log of losses, spikes, gradients, the file and the plot."""
 
-import copy
 import itertools
 import json
 import math
-import random
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -15,7 +13,6 @@ from diffusers import DDPMScheduler
 from PIL import Image
 from safetensors.numpy import load_file
 from tables import cases
-from trainer_states import assert_same
 
 from diffusers_lrlab.core.plotting import new_figure
 from diffusers_lrlab.data.batch import Batch
@@ -199,10 +196,8 @@ class ProbedModel(torch.nn.Module):
         self.dropout = torch.nn.Dropout(0.5)
         self.frozen = torch.nn.Parameter(torch.ones(2, 1, 1), requires_grad=False)
         self.unused = torch.nn.Parameter(torch.ones(3))
-        self.seen = []
 
     def forward(self, noisy_images, timesteps):
-        self.seen.append((self.training, timesteps))
         hidden = torch.nn.functional.conv2d(self.dropout(noisy_images), self.kernel, padding=1) * self.frozen
         return output(hidden.tanh() * self.scale[timesteps // 10].view(-1, 1, 1, 1))
 
@@ -269,25 +264,6 @@ def test_groups_that_share_images_and_gradients_of_nothing_but_noise_have_no_noi
     norms, noise_scales = nothing(Constant(nothing.noise.mean(dim=0)))
     assert norms[0] < 1e-6
     assert math.isnan(noise_scales[0])
-
-
-@pytest.mark.parametrize(("training", "grad_enabled"), [(True, False), (False, True)])
-def test_probes_leave_everything_as_it_is(training, grad_enabled):
-    model = ProbedModel().train(training)
-    for number, parameter in enumerate(model.parameters()):
-        parameter.grad = None if number == 1 else torch.full_like(parameter, number) if parameter.requires_grad else None
-    before = copy.deepcopy([(parameter.detach(), parameter.grad) for parameter in model.parameters()])
-    states = torch.random.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    probes = GradientProbes(Batch(IMAGES), PROCESS, bin_starts(3, 100), CPU)
-    with torch.set_grad_enabled(grad_enabled):
-        first, second = probes(model), probes(model)
-        assert torch.is_grad_enabled() == grad_enabled
-    assert first == second
-    assert model.training == training
-    assert not any(was_training for was_training, _ in model.seen)
-    assert torch.equal(torch.random.get_rng_state(), states[0])
-    assert (random.getstate(), np.random.get_state()[1].tolist()) == states[1:]
-    assert_same([(parameter.detach(), parameter.grad) for parameter in model.parameters()], before)
 
 
 # --- the plot --------------------------------------------------------------------------------------------------------

@@ -38,7 +38,6 @@ def test_good_logs_and_noise_alone_have_none():
 
 @cases(("losses", "name", "part"), [
     (np.full(NUM, 1.0), "not_falling", "has not fallen: 1 in the first rows, 1 at update 1000, learning rate 0.001"),
-    (1.2 - 0.002 * X[::-1] / NUM, "not_falling", "has not fallen"),
     (np.where(X < 50, GOOD, 0.3), "rising", "has risen from 0.1"),
     (GOOD * (1 + np.where(X > 70, 0.3, 0.01) * (-1.0) ** X), "swinging", "times as much as in calmer rows"),
     (GOOD * (1 + 0.6 * (-1.0) ** X), "swinging", "% from row to row at update 1000, learning rate 0.001. Lower"),

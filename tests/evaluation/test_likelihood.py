@@ -9,10 +9,11 @@ import pytest
 import scipy.stats
 import torch
 from diffusers import DDPMScheduler
-from gaussians import normal
+from helpers import normal
 from tables import cases
 
-from diffusers_lrlab.evaluation.held_out import NUM_STEPS, _NoisePrediction, exact_kl, log_likelihood
+from diffusers_lrlab import MLPDenoiser
+from diffusers_lrlab.evaluation.held_out import NUM_STEPS, exact_kl, log_likelihood
 from diffusers_lrlab.objective.process import make_process
 from diffusers_lrlab.objective.processes import DDPM
 
@@ -108,48 +109,20 @@ def test_noise_of_the_steps_is_not_taken_for_a_bias():
     assert shifted == pytest.approx(math.log2(math.e), rel=0.01)
 
 
-class Network(torch.nn.Module):
-    """Smooth and arbitrary."""
-
-    def __init__(self, dimension, seed=0, dtype=torch.float64):
-        super().__init__()
-        generator = torch.Generator().manual_seed(seed)
-        shapes = [(dimension + 1, 16), (16, dimension)]
-        self.weights = torch.nn.ParameterList(torch.randn(s, generator=generator).to(dtype) / 2 for s in shapes)
-
-    @property
-    def dtype(self):
-        return self.weights[0].dtype
-
-    def forward(self, noisy, timesteps):
-        inputs = torch.cat([noisy, timesteps.to(noisy)[:, None] / 1000], dim=1)
-        return SimpleNamespace(sample=torch.tanh(inputs @ self.weights[0]) @ self.weights[1])
-
-
-@cases(("prediction_type", "dimension"), [("epsilon", 1), ("sample", 2), ("v_prediction", 4)])
-def test_the_divergence_is_that_of_finite_differences(prediction_type, dimension):
-    predict = _NoisePrediction(Network(dimension), DDPM(make_scheduler(prediction_type=prediction_type)))
-    points, width = torch.from_numpy(2 * normal(0, 6, dimension)), 1e-5
-    for log_sigma in (-2.0, 1.7):
-        value, divergence = predict.with_divergence(points, log_sigma)
-        torch.testing.assert_close(value, predict(points, log_sigma).detach(), rtol=0, atol=0)
-        assert not value.requires_grad
-        expected = torch.zeros(6, dtype=torch.float64)
-        for axis, step in enumerate(width * torch.eye(dimension, dtype=torch.float64)):
-            change = predict(points + step, log_sigma) - predict(points - step, log_sigma)
-            expected += change.detach()[:, axis] / (2 * width)
-        torch.testing.assert_close(divergence, expected, rtol=1e-6, atol=1e-7)
+def network(dtype=torch.float64):
+    torch.manual_seed(0)
+    return MLPDenoiser(hidden_size=16, num_layers=1, embedding_size=8, coordinate_scale=1.0).to(dtype)
 
 
 def test_neither_the_batch_size_nor_float32_matters_and_nothing_is_left():
     process, points = DDPM(make_scheduler()), torch.from_numpy(normal(0, 7))
-    single, expected = Network(2, dtype=torch.float32), log_likelihood(Network(2), process, points, 10)
-    alone = torch.cat([log_likelihood(Network(2), process, point[None], 10) for point in points])
+    single, expected = network(torch.float32), log_likelihood(network(), process, points, 10)
+    alone = torch.cat([log_likelihood(network(), process, point[None], 10) for point in points])
     torch.testing.assert_close(alone, expected, rtol=1e-10, atol=1e-10)
     with torch.no_grad():
         logs = log_likelihood(single, process, points.float(), 10)
     assert (logs.requires_grad, logs.dtype) == (False, torch.float64)
-    assert all(weight.grad is None for weight in single.weights)
+    assert all(weight.grad is None for weight in single.parameters())
     torch.testing.assert_close(logs, expected, rtol=1e-3, atol=1e-3)
 
 
@@ -160,7 +133,7 @@ def test_neither_the_batch_size_nor_float32_matters_and_nothing_is_left():
 ])  # fmt: skip
 def test_processes_without_a_likelihood_are_told(scheduler, num_steps, expected):
     with pytest.raises(ValueError, match=expected):
-        log_likelihood(Network(2), DDPM(scheduler), torch.zeros(3, 2), num_steps)
+        log_likelihood(network(), DDPM(scheduler), torch.zeros(3, 2), num_steps)
 
 
 # --- the divergence --------------------------------------------------------------------------------------------------
@@ -224,5 +197,6 @@ def test_a_flow_model_is_asked_from_the_least_trained_noise_to_pure_noise():
     assert exact.times[0] == pytest.approx(float(process.model_time(torch.arange(100))[0]), rel=1e-6)
     assert exact.times[-1] == pytest.approx(100, rel=1e-5)
     assert exact.times == sorted(exact.times)
+    assert (found - exact.log_prob(points)).mean().abs() < 1e-3
     assert in_float32.dtype == torch.float64
     torch.testing.assert_close(in_float32, found, rtol=0, atol=1e-4)

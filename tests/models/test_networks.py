@@ -14,8 +14,6 @@ from diffusers_lrlab import MLPDenoiser
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.models.networks import check_resolution, default_down_blocks, default_unet_config
 
-SMALL = {"hidden_size": 8, "num_layers": 1, "embedding_size": 4}
-
 
 def test_the_default_is_the_studys_network():
     assert sum(parameter.numel() for parameter in MLPDenoiser().parameters()) == 296_450
@@ -50,7 +48,7 @@ def test_the_network_is_that_of_the_template(config):
 
 
 def test_one_timestep_stands_for_all():
-    model, points = MLPDenoiser(**SMALL), torch.randn(4, 2)
+    model, points = MLPDenoiser(hidden_size=8, num_layers=1, embedding_size=4), torch.randn(4, 2)
     each = model(points, torch.full((4,), 3)).sample
     for timestep in (3, 3.0, torch.tensor(3)):
         assert torch.equal(model(points, timestep).sample, each)

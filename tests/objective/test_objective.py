@@ -7,13 +7,12 @@ from itertools import cycle
 import pytest
 import torch
 from diffusers import DDPMScheduler
-from registrations import restored
+from helpers import seeded
 from tables import cases
 
-from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.streams import block_randn
 from diffusers_lrlab.data.options import BatchLayout
-from diffusers_lrlab.objective.noise import NOISES, immiscible, offset, pyramid, register_noise
+from diffusers_lrlab.objective.noise import NOISES, immiscible, offset, pyramid
 from diffusers_lrlab.objective.objective import Objective
 from diffusers_lrlab.objective.processes import DDPM
 from diffusers_lrlab.timesteps.bands import TIMESTEP_LRS
@@ -25,17 +24,9 @@ INFONOISE = "infonoise:num_bins=3,warmup_updates=2,refresh_every=1,min_count=1,e
 IMAGES = torch.linspace(-1, 1, 8 * 16).view(8, 1, 4, 4)
 
 
-def make_objective(layout=None, **options):
+def make_objective(process=None, **options):
     spec = objective_spec(resolve_config(TrainingConfig(ddpm_num_steps=20, max_train_steps=10, **options)))
-    return Objective.of(spec, spec.make_process(), layout or BatchLayout(8), 10, torch.device("cpu"), gather=None)
-
-
-def test_a_users_noise_draws_from_its_generator_alone():
-    with restored(NOISES):
-        register = register_noise("own", description="a test's", source="none")
-        register(lambda noise, images, generator: noise + 0 * torch.rand(noise.shape))
-        with pytest.raises(LabError, match="draws global random numbers"):
-            list(make_objective(noise="own").noise(0, IMAGES))
+    return Objective.of(spec, process or spec.make_process(), BatchLayout(8), 10, torch.device("cpu"), gather=None)
 
 
 ROWS = [*zip(TIMESTEP_SAMPLERS, cycle(LOSS_WEIGHTINGS), cycle(["epsilon", "sample", "v_prediction"]), strict=False)]
@@ -66,8 +57,7 @@ def test_where_the_loss_has_the_weight_0_the_weights_are_finite(weighting):
     """Where nothing is left of the data, an error of the predicted image is no error of the noise."""
     process = DDPM(DDPMScheduler(20, prediction_type="sample", rescale_betas_zero_snr=True))
     assert process.built_in_weights[-1] == 0
-    spec = objective_spec(resolve_config(TrainingConfig(max_train_steps=10, loss_weighting=weighting)))
-    objective = Objective.of(spec, process, BatchLayout(8), 10, torch.device("cpu"), gather=None)
+    objective = make_objective(process, loss_weighting=weighting)
     weights = objective.weights(torch.arange(20), 0)
     assert weights is None or weights.isfinite().all()
 
@@ -106,17 +96,13 @@ def test_infonoise_gets_the_error_of_the_data_whatever_weighs_it(objective, weig
 SHAPES = {"colour": (4, 3, 16, 16), "oblong": (3, 1, 8, 20), "one image": (1, 3, 8, 8), "grey": (5, 1, 8, 8)}
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
 def randn(*shape, seed=0):
-    return torch.randn(shape, generator=generator(seed))
+    return torch.randn(shape, generator=seeded(seed))
 
 
 def make(name, noise, images, seed=0):
     entry = NOISES[name]
-    return entry.factory(noise, images, generator(seed), **entry.resolve({}))
+    return entry.factory(noise, images, seeded(seed), **entry.resolve({}))
 
 
 @cases("shape", SHAPES.values(), ids=SHAPES)
@@ -157,31 +143,31 @@ def test_the_assignment_has_the_smallest_sum_of_distances(seed):
 @cases("shape", SHAPES.values(), ids=SHAPES)
 def test_offset_adds_one_number_to_each_image_and_channel(shape):
     noise = randn(*shape)
-    added = offset(noise, None, generator(), 0.5) - noise
+    added = offset(noise, None, seeded(), 0.5) - noise
     constants = added.mean(dim=(2, 3), keepdim=True)
     torch.testing.assert_close(added, constants.expand(shape), rtol=0, atol=1e-6)
     assert len(constants.unique()) == constants.numel()
     # 20,000 independent constants: their variance is known to 1 in 100.
-    noise = offset(randn(20_000, 1, 4, 4), None, generator(1), 0.5)
+    noise = offset(randn(20_000, 1, 4, 4), None, seeded(1), 0.5)
     assert noise.mean(dim=(2, 3)).var().item() == pytest.approx(1 / 16 + 0.25, rel=0.05)
 
 
 @cases("shape", SHAPES.values(), ids=SHAPES)
 @cases("num_levels", [1, 2, 10])
 def test_pyramid_noise_has_the_mean_square_of_plain_noise(shape, num_levels):
-    noise = pyramid(randn(*shape), None, generator(1), 0.8, num_levels)
+    noise = pyramid(randn(*shape), None, seeded(1), 0.8, num_levels)
     # The means of images count: they are noise too, and x_t must have as much as its SNR says.
     torch.testing.assert_close(noise.square().mean(), torch.ones(()))
 
 
 def test_pyramid_noise_has_more_power_at_low_frequencies_and_ends_at_one_pixel():
     plain = randn(100, 1, 16, 16)
-    made = [pyramid(plain, None, generator(1), discount, 10) for discount in (1e-3, 0.3, 0.6, 0.9)]
+    made = [pyramid(plain, None, seeded(1), discount, 10) for discount in (1e-3, 0.3, 0.6, 0.9)]
     variances = [torch.nn.functional.avg_pool2d(noise, 4).var().item() for noise in made]
     assert variances[0] == pytest.approx(1 / 16, rel=0.1)
     assert variances == sorted(variances)
     assert variances[-1] > 5 / 16
-    levels = {num: pyramid(plain, None, generator(1), 0.8, num) for num in (3, 4, 100)}
+    levels = {num: pyramid(plain, None, seeded(1), 0.8, num) for num in (3, 4, 100)}
     assert torch.equal(levels[4], levels[100])
     assert not torch.equal(levels[3], levels[4])
 

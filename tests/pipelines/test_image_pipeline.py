@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import AutoencoderKL, DDPMPipeline, DDPMScheduler, DiTTransformer2DModel, UNet2DModel
+from helpers import seeded
 from latents import save_vae
 from runs import TINY_UNET, environment
 from tables import cases
@@ -16,7 +17,6 @@ from tables import cases
 from diffusers_lrlab import ImagePipeline
 
 NAMES = {0: "cat", 1: "dog", 2: "fox"}
-UNET = {key: value for key, value in TINY_UNET.items() if key != "_class_name"}
 SCHEDULERS = {
     "ddpm": lambda: DDPMScheduler(num_train_timesteps=20),
     "flow": lambda: diffusers.FlowMatchEulerDiscreteScheduler(num_train_timesteps=20, shift=2.0),
@@ -28,7 +28,7 @@ SCHEDULERS = {
 def unet_of(num_embeddings=4):
     """Knows three classes, and a label for none."""
     torch.manual_seed(0)
-    unet = UNet2DModel(**UNET, num_class_embeds=num_embeddings).eval()
+    unet = UNet2DModel.from_config({**TINY_UNET, "num_class_embeds": num_embeddings}).eval()
     if num_embeddings is not None:
         torch.nn.init.normal_(unet.class_embedding.weight, std=3.0)  # so that labels matter
     return {"unet": unet}
@@ -47,10 +47,6 @@ MODELS = {"unet": (unet_of, 3), "transformer": (dit_of, 1000)}  # with the label
 
 def pipeline_of(scheduler="ddpm", model=unet_of, id2label=NAMES, **more):
     return ImagePipeline(SCHEDULERS[scheduler](), **model(), id2label=id2label, **more)
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def sample(pipeline, labels=None, seed=0, steps=5, **how):
@@ -124,7 +120,9 @@ def test_a_model_without_labels_samples_as_in_diffusers_own_pipeline():
 
 WITHOUT = {"model": lambda: unet_of(None), "id2label": None}
 ALL_LABELS = [{"model": lambda: unet_of(3)}, {"model": dit_of, "has_null_label": False}]
-REFUSED = [
+
+
+@cases(("made", "given", "told"), [
     ({}, {"class_labels": [3]}, r"class_labels must be labels from 0 to 2, or names \(cat, dog, fox\), got 3"),
     ({}, {"class_labels": 0, "guidance_scale": -1.0}, "guidance_scale must be a number from 0 to 1000000000, got -1.0"),
     ({}, {"class_labels": [0, 1], "batch_size": 3}, "batch_size must be the number of class_labels, or left out, got 3"),
@@ -134,10 +132,7 @@ REFUSED = [
     *((model, {}, "class_labels must be given for a model that was trained with all labels") for model in ALL_LABELS),
     *((model, {"class_labels": 0, "guidance_scale": 2.0}, "guidance_scale must be 1 for a model") for model in ALL_LABELS),
     ({"model": lambda: unet_of(2)}, {"class_labels": 0}, "num_class_embeds of the unet must be the number of.*got 2"),
-]
-
-
-@cases(("made", "given", "told"), REFUSED)
+])  # fmt: skip
 def test_wrong_arguments_are_named(made, given, told):
     with pytest.raises(ValueError, match=told):
         pipeline_of(**made)(**given)

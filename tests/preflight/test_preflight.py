@@ -10,7 +10,6 @@ import runs
 import torch
 from accelerate.state import AcceleratorState
 from PIL import Image
-from trainer_states import assert_same, state_of
 
 from diffusers_lrlab import TrainingConfig
 from diffusers_lrlab.cli.main import main
@@ -50,16 +49,13 @@ def noise(number):
     return np.random.default_rng(number).integers(0, 256, (8, 8))
 
 
-LABELLED = datasets.Features({"x": datasets.List(datasets.Value("float64")), "label": datasets.ClassLabel(num_classes=5)})
-
-
 def stream_of(tmp_path, labels):
     """Options for a stream of points with these labels."""
     points = np.random.default_rng(0).normal(size=(len(labels), 2)).tolist()
     (tmp_path / "points").mkdir()
-    datasets.Dataset.from_dict({"x": points, "label": labels}, features=LABELLED).to_parquet(
-        tmp_path / "points" / "0.parquet", batch_size=50
-    )
+    kinds = {"x": datasets.List(datasets.Value("float64")), "label": datasets.ClassLabel(num_classes=5)}
+    rows = datasets.Dataset.from_dict({"x": points, "label": labels}, features=datasets.Features(kinds))
+    rows.to_parquet(tmp_path / "points" / "0.parquet", batch_size=50)
     return {"train_data_dir": str(tmp_path / "points"), "streaming": True, "num_validation_images": 20}
 
 
@@ -86,18 +82,15 @@ DESERVED = {
     "empty_classes": [({"label_column": "label", "num_classes": 12}, "2 of 12 classes have no image: 10, 11.")],
     "terminal_snr": [
         ({"dataset_name": "moons", "ddpm_num_steps": 50}, "The last of 50 timesteps has a signal-to-noise ratio of 1.5"),
-        ({"dataset_name": "moons", "ddpm_beta_schedule": "scaled_linear"}, "has a signal-to-noise ratio of 0."),
     ],
     "ema_memory": [
         ({"max_train_steps": 1000, "ema_power": 1e6, "ema_inv_gamma": 1e-3}, "memory is longer than the run. Use --ema"),
-        ({"max_train_steps": 500, "ema": "warmup_power:update_every=1000"}, "100 % of the averaged weights"),
         ({"ema": "half_life:images=1e6,rampup=1e9"}, "of the first tenth of 200 updates"),
     ],
     "warmup_share": [({"lr_warmup_steps": 100, "label_column": "label"}, "Warm-up takes 100 of 200 updates")],
     "learning_rate": [
         ({"learning_rate": 0.5}, "0.5 is 500 times the usual one for adamw"),
-        ({"learning_rate": 1e-7}, "1/1e+03 of the usual one"),
-        ({"optimizer": "sgd", "learning_rate": 1e-4}, "the usual one for sgd"),
+        ({"optimizer": "sgd", "learning_rate": 1e-4}, "of the usual one for sgd"),
     ],
 }
 CASES = [(name, case) for name, rows in DESERVED.items() for case in rows]
@@ -199,17 +192,6 @@ def test_streams_are_checked_by_what_is_held_out(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options", [{}, {"dataset_name": "moons"}, {"optimizer": "sgd", "gradient_accumulation_steps": 2}], ids=str
-)
-def test_nothing_is_left_behind(tmp_path, options):
-    trainer = make_trainer(tmp_path, train_batch_size=8, **options)
-    before = state_of(trainer)
-    run_checks(trainer)
-    assert_same(state_of(trainer), before)
-
-
-@pytest.mark.slow
 def test_messages_are_told_once_and_recorded_and_change_nothing(tmp_path):
     options = [*runs.tiny_arguments(tmp_path, 0.1, preflight=True), "--max_train_steps=4", "--train_batch_size=4"]
     options += ["--lr_warmup_steps=2"]
@@ -224,58 +206,56 @@ def test_messages_are_told_once_and_recorded_and_change_nothing(tmp_path):
     assert checked.read_bytes() == unchecked.read_bytes()
 
 
-FEW = ["--num_validation_images=100", "--distance_samples=50", "--num_inference_steps=8", "--eval_batch_size=20"]
-
-
-def plan(*options):
-    AcceleratorState._reset_state(reset_partial_state=True)
-    return main(["plan", "--dataset_name=moons", *FEW, *options])
-
-
-def test_the_parts_are_multiplied(tmp_path, monkeypatch, capsys):
-    """With made-up seconds; everything else is of a real plan."""
+@pytest.fixture
+def plan(tmp_path, monkeypatch, capsys):
+    """What `lrlab plan` shows, which writes nothing."""
     monkeypatch.chdir(tmp_path)
+    few = ["--num_validation_images=100", "--distance_samples=50", "--num_inference_steps=8", "--eval_batch_size=20"]
+
+    def shown(*options):
+        AcceleratorState._reset_state(reset_partial_state=True)
+        assert main(["plan", "--dataset_name=moons", *few, *options]) == 0
+        assert list(tmp_path.iterdir()) == []
+        return capsys.readouterr().out
+
+    return shown
+
+
+def test_the_parts_are_multiplied(plan, monkeypatch):
+    """With made-up seconds; everything else is of a real plan."""
     monkeypatch.setattr(forecast, "_seconds_of_updates", lambda trainer: (9.0, 0.25))
     monkeypatch.setattr(forecast, "seconds_of_validation", lambda trainer: 2.0)
     monkeypatch.setattr(forecast, "_seconds_of_samples", lambda trainer, num: num / 2)
-    assert plan("--max_train_steps=400", "--validation_steps=100", "--checkpointing_steps=100", "--keep_every=200") == 0
-    shown = capsys.readouterr().out
+    shown = plan("--max_train_steps=400", "--validation_steps=100", "--checkpointing_steps=100", "--keep_every=200")
     # 4 previews and the end show 20 each, and 50 are measured.
     assert "time  3.05 min: training 100 s, validation 8 s, sampling 75 s" in shown
     assert "250 ms per update, 1,024 points per second" in shown
     # Weights and their average; no update has given the optimizer a state.
     assert "disk  7.9 MiB, with 3 checkpoints of 2.3 MiB" in shown
-    assert list(tmp_path.iterdir()) == []
 
 
-def test_it_is_measured(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert plan("--max_train_steps=50", "--train_batch_size=32") == 0
-    shown = capsys.readouterr().out
+def test_it_is_measured(plan):
+    shown = plan("--max_train_steps=50", "--train_batch_size=32")
     for part in (" memory  ", "at the peak of these updates", " ms per update", "training ", "validation ", "sampling "):
         assert part in shown
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(60.0, forecast._UPDATES), (0.0, 1)], ids=["fast", "slow"])
-def test_slow_updates_are_timed_fewer_times(seconds, expected, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_slow_updates_are_timed_fewer_times(seconds, expected, plan, monkeypatch):
     monkeypatch.setattr(forecast, "_MOST_SECONDS", seconds)
     timed = []
     monkeypatch.setattr(forecast, "_time_in_words", lambda trainer: f"{forecast._seconds_of_updates(trainer)}")
     monkeypatch.setattr(forecast, "_disk_in_words", lambda trainer: timed.append(trainer.run.update) or "disk")
-    assert plan("--max_train_steps=50", "--train_batch_size=32") == 0
+    plan("--max_train_steps=50", "--train_batch_size=32")
     assert timed == [expected]
 
 
-def test_updates_that_diverge_leave_the_rest(tmp_path, monkeypatch, capsys):
+def test_updates_that_diverge_leave_the_rest(plan, monkeypatch):
     def diverge(trainer):
         raise Diverged("The loss is not finite.")
 
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(forecast, "_seconds_of_updates", diverge)
-    assert plan("--max_train_steps=50") == 0
-    shown = capsys.readouterr().out
+    shown = plan("--max_train_steps=50")
     assert "No forecast of the time, as the timed updates diverged: The loss is not finite." in shown
     assert " disk  " in shown
 
