@@ -34,7 +34,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.momentum:
-            _ = self.momentum_schedule  # of two, an error
+            _ = self.momentum_schedule  # which raises an error if there are two
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields alone: functions of plug-ins cannot be pickled."""

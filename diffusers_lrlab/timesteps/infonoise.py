@@ -167,10 +167,11 @@ class InfoNoise:
         last = (num_updates - 1) // self.refresh_every * self.refresh_every
         needed = f"{counted(len(masses), 'part')} with {counted(self.min_count, 'loss')} each"
         if last < first or last * batch_size < self.min_count * len(masses) or not min(masses):
+            remedy = _SOONER if min(masses) else "give `before` a density above 0 in every part"
             raise LabError(
                 f"--timestep_sampler {name}: must be able to begin in {counted(num_updates, 'update')} of "
                 f"{counted(batch_size, 'image')}, but it needs {needed} under the density {before}, and update {first}. "
-                f"Hint: {_SOONER}, or use {before} itself."
+                f"Hint: {remedy}, or use {before} itself."
             )
         rarest = last * batch_size * min(masses)
         if rarest >= 2 * self.min_count:

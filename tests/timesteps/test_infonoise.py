@@ -155,7 +155,7 @@ def test_a_run_in_which_it_cannot_begin_is_refused_and_an_unlikely_one_is_warned
     assert sampler.check_length(10_000, 8) is None
     assert get_timestep_sampler("loss_second_moment", noise_scheduler=FLOW).check_length(1, 8) is None
     never = get_timestep_sampler("infonoise", noise_scheduler=FLOW, before="piecewise:densities=[1|0],uniform_share=0")
-    with pytest.raises(LabError, match="or use piecewise:densities"):
+    with pytest.raises(LabError, match="give `before` a density above 0 in every part, or use piecewise"):
         never.check_length(10**6, 8)
 
 

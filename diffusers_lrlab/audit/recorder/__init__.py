@@ -65,8 +65,8 @@ class Recorder:
                 if "__init__" in vars(kind):
                     self._wrap(kind, "__init__", after=self._for_optimizer(Watched.note_scheduler))
                 if "step" in vars(kind):
-                    around_step = Watched.before_scheduler_step, Watched.after_scheduler_step
-                    self._wrap(kind, "step", *map(self._for_optimizer, around_step))
+                    before = self._for_optimizer(Watched.before_scheduler_step)
+                    self._wrap(kind, "step", before, self._for_optimizer(Watched.after_scheduler_step))
         atexit.register(self._quietly, self._finish)
 
     def _wrap(
@@ -150,7 +150,7 @@ class Recorder:
     # --- schedulers ---------------------------------------------------------------------------------------------------
 
     def _for_optimizer(self, call: Callable[[Watched, Any], None]) -> Callable[[Any], None]:
-        """A hook on schedulers: calls a method of what is known of the optimizer of each."""
+        """A hook for a scheduler's methods, which passes the scheduler to `call` with the record of its optimizer."""
 
         def notify(scheduler: Any) -> None:
             self._notice_unseen_steps()
