@@ -5,6 +5,7 @@ import math
 import pickle
 import pkgutil
 import re
+from pathlib import Path
 
 import diffusers.optimization
 import numpy as np
@@ -19,8 +20,9 @@ from diffusers_lrlab.cli.show import LISTED
 from diffusers_lrlab.core.errors import LabError
 from diffusers_lrlab.core.registry import Parameter, Registry
 from diffusers_lrlab.schedules import scheduler as functions
-from diffusers_lrlab.schedules.registries import SCHEDULERS
+from diffusers_lrlab.schedules.registries import MOMENTUM_SCHEDULERS, SCHEDULERS
 from diffusers_lrlab.schedules.schedule import resolve_schedule
+from diffusers_lrlab.timesteps.registries import LOSS_WEIGHTINGS, TIMESTEP_SAMPLERS
 
 
 @pytest.fixture
@@ -259,3 +261,19 @@ def test_functions_take_what_the_libraries_own_take(library):
         kinds = inspect.signature(function).parameters.values()
         taken = {kind.name for kind in kinds if kind.kind is kind.POSITIONAL_OR_KEYWORD}
         assert taken <= set(inspect.signature(getattr(functions, f"get_{name}_schedule")).parameters)
+
+
+# --- what is public --------------------------------------------------------------------------------------------------
+
+
+def test_lists_have_the_names_of_their_registries():
+    assert diffusers_lrlab.list_schedulers() == [*SCHEDULERS, *SCHEDULERS.aliases]
+    assert diffusers_lrlab.list_momentum_schedulers() == [*MOMENTUM_SCHEDULERS]
+    assert diffusers_lrlab.list_timestep_samplers() == [*TIMESTEP_SAMPLERS]
+    assert diffusers_lrlab.list_loss_weightings() == [*LOSS_WEIGHTINGS]
+
+
+def test_each_public_name_is_used_in_some_test():
+    """So that a reader finds how it is used."""
+    texts = [path.read_text(encoding="utf-8") for path in Path(__file__).parents[1].rglob("test_*.py")]
+    assert [name for name in diffusers_lrlab.__all__ if not any(re.search(rf"\b{name}\b", text) for text in texts)] == []
