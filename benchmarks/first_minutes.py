@@ -43,7 +43,7 @@ for part, module, *owner, name in PARTS:
     setattr(owner, name, timed)
 from diffusers_lrlab.cli.main import main
 status = main(sys.argv[1:])
-print("\\n" + json.dumps({"first": first[0], **parts}))
+print("\\n" + json.dumps({"first": first[0], **parts, "end": time.process_time()}))
 sys.exit(status)
 """
 _RESULTS = "diffusers_lrlab.training.results"
@@ -84,7 +84,8 @@ def run(task, checkout):
         if task == "quick-again":
             _started([*command[:2], *TASKS["quick"]], folder, environment)
         cpu, wall, output = _started(command, folder, environment)
-    figures = json.loads(output.splitlines()[-1]) if is_run else {}
+    figures = json.loads(output.splitlines()[-1]) if is_run else {"end": cpu}
+    figures["exit"] = cpu - figures.pop("end")
     return {"cpu": cpu, "wall": wall, **figures}
 
 
@@ -132,7 +133,7 @@ def main():
         over = statistics.median(first) / statistics.median(row["cpu"] for row in floor) if floor and first else None
         cells = [task, name, shown(first) if first else "–", f"{over:.2f}" if over else "–"]
         print(f"| {' | '.join(cells)} | {shown([row['cpu'] for row in rows])} | {shown([row['wall'] for row in rows])} |")
-    parts = dict.fromkeys(part for part, *_ in PARTS)
+    parts = dict.fromkeys([*(part for part, *_ in PARTS), "exit"])
     print(f"\n| CPU s after the last update | checkout | {' | '.join(parts)} |\n|---|---|{'---|' * len(parts)}")
     for (task, name), rows in found.items():
         if "first" in rows[0]:

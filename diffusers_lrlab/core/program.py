@@ -1,6 +1,8 @@
 """The run of a program and of its workers: standard streams, errors and exit status, Ctrl-C and SIGTERM."""
 
+import atexit
 import faulthandler
+import gc
 import io
 import multiprocessing
 import os
@@ -50,11 +52,35 @@ def open_standard_streams() -> None:
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))
 
 
+# Imports make half a million objects that stay, over which the garbage collector would pass again and again.
+_USUAL = gc.get_threshold()
+_AT_START = (100_000, *_USUAL[1:])
+
+
+def collect_as_usual() -> None:
+    """
+    Ends the start of a program, for which [`exit_status`] makes garbage collection rare: it has Python's own pace again, and
+    leaves out the objects that exist now. Training comes after it, where cycles may hold the memory of a GPU.
+    """
+    if gc.get_threshold() == _AT_START:  # else its garbage would stay
+        gc.freeze()
+        gc.set_threshold(*_USUAL)
+
+
 def exit_status(program: Callable[[], int | None], all_ranks: bool = True) -> int:
     """
     Runs a program. Returns 0, 2 after an error that the user can fix, or 128 + the number of a signal; like a signal counts
     that the reader of its output has closed the pipe (`lrlab list | head`).
     """
+    atexit.register(gc.freeze)  # else Python collects all objects several times before it ends
+    gc.set_threshold(*_AT_START)
+    try:
+        return _status_of(program, all_ranks)
+    finally:
+        gc.set_threshold(*_USUAL)
+
+
+def _status_of(program: Callable[[], int | None], all_ranks: bool) -> int:
     open_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a character shows another one
@@ -155,6 +181,7 @@ class InterruptGuard:
 
 def begin_worker() -> None:
     """Ends this process when its parent ends, and leaves a terminal's Ctrl-C to the parent."""
+    gc.set_threshold(*_AT_START)
     end_with_parent()
     if hasattr(os, "setsid"):  # not on every system
         os.setsid()

@@ -1,9 +1,12 @@
-"""Standard streams of programs that are closed, full, or no longer read."""
+"""Standard streams of programs that are closed, full, or no longer read, and their garbage collection."""
 
+import gc
 import subprocess
 import sys
 
 import pytest
+
+from diffusers_lrlab.core.program import collect_as_usual, exit_status
 
 PROGRAM = """
 import os, sys
@@ -54,3 +57,25 @@ def test_a_pipe_that_is_no_longer_read_ends_a_program_as_its_signal_would(tmp_pa
     assert "error: " not in error
     assert "Traceback" not in error
     assert process.returncode == 141
+
+
+def test_collections_are_rare_only_until_the_updates_begin():
+    usual, paces = gc.get_threshold(), []
+
+    def program():
+        paces.append(gc.get_threshold())
+        for _ in range(2):  # the runs of a study: garbage of the first must not stay
+            collect_as_usual()
+            paces.append((gc.get_threshold(), gc.get_freeze_count()))
+
+    frozen = gc.get_freeze_count()
+    try:
+        assert exit_status(program) == 0
+        first, (_, num_frozen), _ = paces
+        assert first > usual
+        assert paces[1:] == [(usual, num_frozen)] * 2
+        assert num_frozen > frozen
+    finally:
+        gc.unfreeze()
+    collect_as_usual()  # of a program that starts by itself
+    assert (gc.get_threshold(), gc.get_freeze_count()) == (usual, 0)
