@@ -21,7 +21,7 @@ from diffusers_lrlab.models.mlp_denoiser import MLPDenoiser
 from diffusers_lrlab.optimizers.entries import OPTIMIZERS
 from diffusers_lrlab.study.measure import Curves, draw, drawing_of
 from diffusers_lrlab.study.stacked.member import Member
-from diffusers_lrlab.study.stacked.networks import draw_together, embed, predict, stack_parameters
+from diffusers_lrlab.study.stacked.networks import draw_together, embed, gradients_of, predict, stack_parameters
 from diffusers_lrlab.study.stacked.stack import Stack
 from diffusers_lrlab.study.stacked.stacks import ParallelStacks, worker_threads
 from diffusers_lrlab.training.config import TrainingConfig
@@ -53,9 +53,9 @@ def test_gradients_are_those_of_each_network(dtype, layers, dimension):
     generator = torch.Generator().manual_seed(0)
     points, towards = torch.randn(2, 3, 10, dimension, generator=generator)
     timesteps = torch.randint(0, 100, (3, 10), generator=generator)
-    leaves = [each.requires_grad_() for each in stack_parameters(model.parameters() for model in models)]
-    prediction = predict(leaves, embed(models[0], points, timesteps))
-    gradients = torch.autograd.grad(prediction, leaves, towards.to(dtype))
+    weights, inputs = stack_parameters(model.parameters() for model in models), []
+    prediction = predict(weights, embed(models[0], points, timesteps), inputs)
+    gradients = gradients_of(weights, inputs, towards.to(dtype))
     assert all(gradient.is_contiguous() for gradient in gradients)  # else torch's fused optimizers are wrong
     for index, model in enumerate(models):
         expected = model(points[index], timesteps[index]).sample

@@ -35,54 +35,59 @@ def per_member(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return values.to(like).view(-1, *[1] * (like.ndim - 1))
 
 
-class _Layer(torch.autograd.Function):
-    """
-    A ReLU, unless `is_first`, and a linear layer of each member, in a residual block added to its input: `(members, batch,
-    in)` to `(members, batch, out)`.
-
-    Autograd would transpose the gradients of weights, and torch's fused optimizers for CPUs are wrong unless gradients lie
-    in memory as weights do. It would also take new memory for the gradient of the ReLU and for sums.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, is_first: bool, is_block: bool
-    ) -> torch.Tensor:
-        active, start = values if is_first else values.relu(), bias[:, None]
-        ctx.is_block = is_block
-        ctx.save_for_backward(active, weight)
-        # Both terms beside the product are added first, which saves a pass.
-        return (values + start).baddbmm_(active, weight.mT) if is_block else torch.baddbmm(start, active, weight.mT)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        active, weight = ctx.saved_tensors
-        through = None
-        if ctx.needs_input_grad[0]:
-            through = torch.bmm(gradient, weight)
-            torch.ops.aten.threshold_backward.grad_input(through, active, 0, grad_input=through)
-            through = through.add_(gradient) if ctx.is_block else through
-        return through, torch.bmm(gradient.mT, active), gradient.sum(1), None, None
-
-
 def embed(model: Any, points: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
     """The embeddings that [`predict`] takes, of points `(members, batch, dimension)` at timesteps `(members, batch)`."""
     return model.embed(points.flatten(0, 1), timesteps.flatten()).unflatten(0, points.shape[:2])
 
 
-def predict(parameters: Sequence[torch.Tensor], embedding: torch.Tensor) -> torch.Tensor:
+def predict(
+    parameters: Sequence[torch.Tensor], embedding: torch.Tensor, inputs: list[torch.Tensor] | None = None
+) -> torch.Tensor:
     """
-    Predictions of [`MLPDenoiser`]s: `(members, batch, dimension)`. No operation mixes networks. Without gradients, sums are
-    rounded as in `MLPDenoiser.forward`.
+    Predictions of [`MLPDenoiser`]s: `(members, batch, dimension)`. No operation mixes networks.
+
+    With a list of `inputs`, that of each product is added to it, for [`gradients_of`]. Without one, sums are rounded as in
+    `MLPDenoiser.forward`.
     """
     first, *blocks, last = zip(parameters[::2], parameters[1::2], strict=True)
-    hidden = _Layer.apply(embedding.to(parameters[0].dtype), *first, True, False)
-    for block in blocks:
-        if torch.is_grad_enabled():
-            hidden = _Layer.apply(hidden, *block, False, True)
-        else:
-            hidden = _Layer.apply(hidden, *block, False, False).add_(hidden)
-    return _Layer.apply(hidden, *last, False, False)
+    active = embedding.to(parameters[0].dtype)
+    kept, hidden = [active], _linear(active, *first)
+    for weight, bias in blocks:
+        active = hidden.relu()
+        if inputs is None:
+            hidden = _linear(active, weight, bias).add_(hidden)
+        else:  # both terms beside the product are added first, which saves a pass
+            kept.append(active)
+            hidden = hidden.add_(bias[:, None]).baddbmm_(active, weight.mT)
+    active = hidden.relu_()
+    if inputs is not None:
+        inputs += [*kept, active]
+    return _linear(active, *last)
+
+
+def _linear(values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return torch.baddbmm(bias[:, None], values, weight.mT)
+
+
+def gradients_of(
+    parameters: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], gradient: torch.Tensor
+) -> list[torch.Tensor]:
+    """
+    The gradients of all parameters from that of the predictions `(members, batch, dimension)`, and the inputs of the layers.
+
+    Autograd would transpose those of weights, and torch's fused optimizers for CPUs are wrong unless gradients lie in memory
+    as weights do. It would also take new memory for the gradient of the ReLU and for sums.
+    """
+    weights, found = parameters[::2], []
+    for index in reversed(range(len(weights))):
+        active = inputs[index]
+        found += [gradient.sum(1), torch.bmm(gradient.mT, active)]
+        if index:
+            through = torch.bmm(gradient, weights[index])
+            torch.ops.aten.threshold_backward.grad_input(through, active, 0, grad_input=through)
+            is_block = index < len(weights) - 1
+            gradient = through.add_(gradient) if is_block else through
+    return found[::-1]
 
 
 def clip(gradients: Sequence[torch.Tensor], max_norms: torch.Tensor) -> torch.Tensor:

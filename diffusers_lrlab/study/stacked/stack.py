@@ -9,7 +9,7 @@ import torch
 
 from ...averaging.averages import averages_itself
 from .member import Inputs, Member, draws_of
-from .networks import clip, embed, own_parameters, predict, stack_parameters
+from .networks import clip, embed, gradients_of, own_parameters, predict, stack_parameters
 from .steps import AVERAGING, LR, StackedAverages, batched_kind, batched_optimizers, rates_of
 
 _VALIDATED_POINTS = 1000  # of each member in a pass, for any number of members
@@ -121,20 +121,20 @@ class Stack:
             weights = torch.stack([ones if own is None else own for *_, own in drawn])[self._source_of]
         return Inputs(points, timesteps, noise, weights)
 
-    def _compute(self, inputs: Inputs) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+    def _compute(self, drawn: Inputs) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
         """The unweighted losses `(members, batch)`, and the clipped gradients of their weighted means."""
-        points, timesteps, noise, weights = inputs
+        points, timesteps, noise, weights = drawn
         process, flat = self.members[0].run.process, (points.flatten(0, 1), noise.flatten(0, 1), timesteps.flatten())
         noisy = process.add_noise(*flat).view_as(points)
-        leaves = [values.detach().requires_grad_() for values in self.weights]
         # Sines and cosines cost much: members with equal draws share them.
         embedding = embed(self.members[0].run.model, noisy[self._first_of], process.model_time(timesteps[self._first_of]))[
             self._source_of
         ]
-        prediction = predict(leaves, embedding)
+        inputs: list[torch.Tensor] = []
+        prediction = predict(self.weights, embedding, inputs).requires_grad_()
         losses = process.prediction_losses(prediction.flatten(0, 1), *flat).view(len(points), -1)
         means = (losses if weights is None else losses * weights).mean(1)
-        gradients = torch.autograd.grad(means.sum(), leaves)
+        gradients = gradients_of(self.weights, inputs, *torch.autograd.grad(means.sum(), prediction))
         norms = clip(gradients, self.max_norms)
         self.sums += torch.stack([means.detach(), norms.to(means), torch.ones_like(means)])
         return losses.detach(), gradients
