@@ -113,7 +113,7 @@ class Stack:
         """Each source draws once; members pick the draws of their source."""
         drawn = [source.draw(self.update) for source in self._sources]
         points, timesteps, noise = (
-            torch.stack(parts)[self._source_of] for parts in zip(*(each[:3] for each in drawn), strict=True)
+            torch.stack(parts).index_select(0, self._source_of) for parts in zip(*(each[:3] for each in drawn), strict=True)
         )
         weights = None
         if any(source.objective.is_weighted for source in self._sources):
@@ -127,9 +127,8 @@ class Stack:
         process, flat = self.members[0].run.process, (points.flatten(0, 1), noise.flatten(0, 1), timesteps.flatten())
         noisy = process.add_noise(*flat).view_as(points)
         # Sines and cosines cost much: members with equal draws share them.
-        embedding = embed(self.members[0].run.model, noisy[self._first_of], process.model_time(timesteps[self._first_of]))[
-            self._source_of
-        ]
+        times = process.model_time(timesteps[self._first_of])
+        embedding = embed(self.members[0].run.model, noisy[self._first_of], times).index_select(0, self._source_of)
         inputs: list[torch.Tensor] = []
         prediction = predict(self.weights, embedding, inputs).requires_grad_()
         losses = process.prediction_losses(prediction.flatten(0, 1), *flat).view(len(points), -1)
