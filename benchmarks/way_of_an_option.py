@@ -1,11 +1,13 @@
-"""How far an option travels: the files and functions of diffusers_lrlab that a run with `--lr_scheduler cosine` enters, and
-how often it checks its options and asks its registries, before the first `optimizer.step()` and in the whole run.
+"""How far an option travels: the files and functions of diffusers_lrlab that a run with `--lr_scheduler cosine` enters, those
+of them that are handed its value as an argument, and how often the run checks its options and asks its registries, before the
+first `optimizer.step()` and in the whole run.
 
     OMP_NUM_THREADS=1 python benchmarks/way_of_an_option.py [--updates 20] [--lr_scheduler cosine]
 
 Functions that imports call count; lambdas and the bodies of modules and classes do not.
 """
 
+import importlib.util
 import inspect
 import os
 import sys
@@ -21,10 +23,14 @@ CHECK, LOOK_UP = ("core/options.py", "check_types"), ("core/registry.py", "Regis
 
 
 class Entered:
-    """Calls of functions of the package, by file and name; `looked_up` are the names that registries were asked for."""
+    """
+    Calls of functions of the package, by file and name; `handed` are those with `value` as an argument, and `looked_up` the
+    names that registries were asked for.
+    """
 
-    def __init__(self, root):
-        self.root, self.calls, self.looked_up = f"{root}{os.sep}", Counter(), Counter()
+    def __init__(self, root, value):
+        self.root, self.value, self.calls, self.looked_up = f"{root}{os.sep}", value, Counter(), Counter()
+        self.handed = set()
 
     def __call__(self, frame, event, _):
         code = frame.f_code
@@ -35,20 +41,25 @@ class Entered:
         self.calls[function] += 1
         if function == LOOK_UP:
             self.looked_up[frame.f_locals.get("name")] += 1
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        given = [frame.f_locals[name] for name in names if name in frame.f_locals]  # a cell is not there
+        if any(isinstance(each, str) and each == self.value for each in given):
+            self.handed.add(function)
 
-    def row(self, value):  # by the titles below
-        files = {file for file, _ in self.calls}
-        looked_up = self.looked_up.total(), self.looked_up[value]
-        return len(files), len(self.calls), self.calls.total(), self.calls[CHECK], *looked_up
+    def row(self):  # by the titles below
+        files, files_handed = ({file for file, _ in functions} for functions in (self.calls, self.handed))
+        looked_up = self.looked_up.total(), self.looked_up[self.value]
+        counts = len(files), len(self.calls), len(files_handed), len(self.handed)
+        return *counts, self.calls.total(), self.calls[CHECK], *looked_up
 
 
 def measure(arguments, value):
     """The figures before the first step of an optimizer, and those of the whole run."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-    root, before = Path(__file__).parents[1] / PACKAGE, []
-    entered = Entered(root)
-    hook = register_optimizer_step_pre_hook(lambda *_: None if before else before.append(entered.row(value)))
+    root, before = Path(importlib.util.find_spec(PACKAGE).origin).parent, []  # of the installed one
+    entered = Entered(root, value)
+    hook = register_optimizer_step_pre_hook(lambda *_: None if before else before.append(entered.row()))
     threading.setprofile(entered)
     sys.setprofile(entered)
     try:
@@ -60,7 +71,7 @@ def measure(arguments, value):
         threading.setprofile(None)
         hook.remove()
     assert not status
-    return before[0], entered.row(value)
+    return before[0], entered.row()
 
 
 def run():
@@ -76,6 +87,8 @@ def run():
     titles = [
         "files of the package",
         "functions",
+        f"files with functions that are handed `{options.lr_scheduler}`",
+        "functions that are handed it",
         "calls of functions",
         "checks of all options",
         "names looked up in registries",

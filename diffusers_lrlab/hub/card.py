@@ -10,7 +10,6 @@ from ..core.words import agreeing, counted, singular, times
 from ..evaluation.metrics import METRICS
 from ..finder.result import read_saved_result
 from ..models.registry import DENOISERS, has_own_code
-from ..schedules.registries import SCHEDULERS
 from ..schedules.schedule import Schedule, describe_schedule
 from ..training.config import complete_options
 from ..training.kinds import DataKind, component_of, kind_of, row_for
@@ -185,7 +184,7 @@ def _schedule_text(config: dict[str, Any], train: dict[str, Any]) -> str:
     if skipped := train["skipped_updates"]:
         were = agreeing(skipped, "was", "were")
         text += f"{counted(skipped, 'update')} {were} skipped, as the gradients were not finite. "
-    if "feedback" in SCHEDULERS[config["lr_scheduler"]].traits:
+    if schedule.follows_metric:
         return text + "The rate follows the validation loss."
     deviation = train["schedule_audit"]["largest_lr_deviation"]
     exact = "exactly the one of this curve" if deviation == 0 else f"within {deviation:.1g} of the peak of this curve"

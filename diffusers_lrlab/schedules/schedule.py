@@ -33,8 +33,11 @@ class Schedule:
     momentum_kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.momentum:
-            _ = self.momentum_schedule  # which raises an error if there are two
+        if self.momentum and self.compensates and self.follows_metric:  # asking raises an error if two set the momentum
+            raise LabError(
+                f"{self.momentum!r} sets the learning rate, and so does {self.name!r}, which follows a metric. Use 'demon' "
+                "beside it."
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields alone: functions of plug-ins cannot be pickled."""
@@ -184,13 +187,7 @@ def resolve_schedule(
     if momentum is None:
         return schedule
     choice = choose(momentum, momentum_kwargs, MOMENTUM_SCHEDULERS)
-    schedule = replace(schedule, momentum=choice.name, momentum_kwargs=choice.kwargs)
-    if schedule.compensates and schedule.follows_metric:
-        raise LabError(
-            f"{schedule.momentum!r} sets the learning rate, and so does {schedule.name!r}, which follows a metric. Use "
-            "'demon' beside it."
-        )
-    return schedule
+    return replace(schedule, momentum=choice.name, momentum_kwargs=choice.kwargs)
 
 
 def describe_schedule(schedule: Schedule) -> str:

@@ -89,7 +89,7 @@ def check_floor(config: ResolvedConfig, peak: float) -> None:
 
 def _check_schedule(config: ResolvedConfig, optimizer: Entry) -> None:
     """Warm-up, validation, momentum and averages that a schedule or an optimizer rules out."""
-    # Making the schedule raises for two that set the momentum.
+    # Making the schedule raises for two that set the momentum or the rate.
     name, traits, warmup = config.lr_scheduler, config.schedule.traits, config.lr_warmup_steps
     if "no_warmup" in traits and warmup:
         use = "; use --lr_scheduler constant_with_warmup" if name == "constant" else ". Leave it out"
@@ -101,11 +101,6 @@ def _check_schedule(config: ResolvedConfig, optimizer: Entry) -> None:
     resolve_warmup_updates(warmup, config.max_train_steps or 10**12)
     if "feedback" in traits and config.num_validation_images == 0:
         raise LabError(f"{name!r} follows the validation loss; it cannot run with --num_validation_images 0.")
-    if config.schedule.compensates and "feedback" in traits:
-        raise LabError(
-            f"{config.momentum_scheduler!r} sets the learning rate, and so does {name!r}, which follows the validation "
-            "loss. Use --momentum_scheduler demon beside it."
-        )
     if "averages" in optimizer.traits:
         is_flat = name in ("constant", "constant_with_warmup") and config.momentum_scheduler is None
         wrong = ["--lr_scheduler constant_with_warmup and no --momentum_scheduler"] * (not is_flat)

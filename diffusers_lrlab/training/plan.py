@@ -123,13 +123,13 @@ def make_plan(
     """
     kind, layout, shape = kind_of(config), config.layout(num_processes, rank), data.image_shape
     batch, num_images, num_held_out = layout.global_batch, data.num_images, len(data.held_out)
-    _check_data(config, layout, num_images, num_held_out)
     num_updates = config.max_train_steps or math.ceil((config.num_epochs or 0) * (num_images or 0) / batch)
     if not num_updates:
         raise LabError("The run has no length. Give --max_train_steps, or --num_epochs for data that are not a stream.")
     if config.distance_samples is None:
         samples = kind.measured_samples(sys.maxsize if measures_in_full else num_updates * batch, num_held_out, num_images)
         config = dataclasses.replace(config, distance_samples=samples)
+    _check_data(config, layout, num_images, num_held_out)
     arguments, process = model_arguments(config, model_config, data), objective_spec(config).make_process()
     validation_updates = updates_between_validations(config, layout, num_updates, num_held_out)
     return Plan(
