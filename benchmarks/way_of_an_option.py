@@ -1,6 +1,6 @@
-"""How far an option travels: the files and functions of diffusers_lrlab that a run with `--lr_scheduler cosine` enters, those
-of them that are handed its value as an argument, and how often the run checks its options and asks its registries, before the
-first `optimizer.step()` and in the whole run.
+"""How far an option travels: the files and functions of diffusers_lrlab that a run with `--lr_scheduler cosine` enters,
+those of them that are handed its value, and how often the run checks its options and asks its registries, before the first
+`optimizer.step()` and in the whole run.
 
     OMP_NUM_THREADS=1 python benchmarks/way_of_an_option.py [--updates 20] [--lr_scheduler cosine]
 

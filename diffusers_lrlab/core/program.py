@@ -57,12 +57,19 @@ _USUAL = gc.get_threshold()
 _AT_START = (100_000, *_USUAL[1:])
 
 
+def freeze_imports() -> None:
+    """Leaves out the modules that are imported so far of the collection at the end of a start."""
+    if gc.get_threshold() == _AT_START:
+        gc.freeze()
+
+
 def collect_as_usual() -> None:
     """
     Ends the start of a program, for which [`exit_status`] makes garbage collection rare: it has Python's own pace again, and
     leaves out the objects that exist now. Training comes after it, where cycles may hold the memory of a GPU.
     """
-    if gc.get_threshold() == _AT_START:  # else its garbage would stay
+    if gc.get_threshold() == _AT_START:
+        gc.collect()  # what a start leaves, such as an autoencoder, must not stay
         gc.freeze()
         gc.set_threshold(*_USUAL)
 

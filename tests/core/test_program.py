@@ -3,10 +3,11 @@
 import gc
 import subprocess
 import sys
+import weakref
 
 import pytest
 
-from diffusers_lrlab.core.program import collect_as_usual, exit_status
+from diffusers_lrlab.core.program import collect_as_usual, exit_status, freeze_imports
 
 PROGRAM = """
 import os, sys
@@ -59,22 +60,31 @@ def test_a_pipe_that_is_no_longer_read_ends_a_program_as_its_signal_would(tmp_pa
     assert process.returncode == 141
 
 
+class Cycle:
+    """Garbage that only a collection finds."""
+
+    def __init__(self):
+        self.own = self
+
+
 def test_collections_are_rare_only_until_the_updates_begin():
-    usual, paces = gc.get_threshold(), []
+    usual, frozen, seen = gc.get_threshold(), gc.get_freeze_count(), []
 
     def program():
-        paces.append(gc.get_threshold())
-        for _ in range(2):  # the runs of a study: garbage of the first must not stay
+        assert gc.get_threshold() > usual
+        freeze_imports()
+        assert gc.get_freeze_count() > frozen
+        for _ in range(2):  # the runs of a study: what the first leaves is not frozen with the imports of a second
+            left = weakref.ref(Cycle())
             collect_as_usual()
-            paces.append((gc.get_threshold(), gc.get_freeze_count()))
+            freeze_imports()
+            is_gone = left() is None
+            gc.collect()
+            seen.append((gc.get_threshold(), is_gone, left() is None))
 
-    frozen = gc.get_freeze_count()
     try:
         assert exit_status(program) == 0
-        first, (_, num_frozen), _ = paces
-        assert first > usual
-        assert paces[1:] == [(usual, num_frozen)] * 2
-        assert num_frozen > frozen
+        assert seen == [(usual, True, True), (usual, False, True)]
     finally:
         gc.unfreeze()
     collect_as_usual()  # of a program that starts by itself
