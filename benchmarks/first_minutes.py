@@ -25,24 +25,34 @@ FLOOR = "import torch, accelerate\nfrom diffusers import DDPMScheduler, {model}"
 # Runs a command and prints CPU seconds: until the first step of an optimizer, and of the parts after the last one.
 RUN = """
 import importlib, json, os, sys, time
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+import diffusers_lrlab.cli.main as command
 first, parts = [], {}
-register_optimizer_step_pre_hook(lambda *_: first or first.append(time.process_time()))
-for part, module, *owner, name in PARTS:
+def begin(*_):
+    if not first:
+        first.append(time.process_time())
+        for row in PARTS:
+            time_part(*row)
+def time_part(part, module, *names):
+    *owner, name = names
     try:
         owner = getattr(importlib.import_module(module), owner[0]) if owner else importlib.import_module(module)
         function = getattr(owner, name)
     except (ImportError, AttributeError):  # of another checkout
-        continue
-    def timed(*args, part=part, function=function, **kwargs):
+        return
+    def timed(*args, **kwargs):
         started = time.process_time()
         try:
             return function(*args, **kwargs)
         finally:
             parts[part] = parts.get(part, 0.0) + time.process_time() - started
     setattr(owner, name, timed)
-from diffusers_lrlab.cli.main import main
-status = main(sys.argv[1:])
+def program_of(program):
+    from torch.optim.optimizer import register_optimizer_step_pre_hook  # as the command imports torch: within exit_status
+    register_optimizer_step_pre_hook(begin)
+    return program()
+run = command.exit_status
+command.exit_status = lambda program, *args: run(lambda: program_of(program), *args)
+status = command.main(sys.argv[1:])
 print("\\n" + json.dumps({"first": first[0], **parts, "end": time.process_time()}))
 sys.exit(status)
 """

@@ -24,13 +24,13 @@ CHECK, LOOK_UP = ("core/options.py", "check_types"), ("core/registry.py", "Regis
 
 class Entered:
     """
-    Calls of functions of the package, by file and name; `handed` are those with `value` as an argument, and `looked_up` the
-    names that registries were asked for.
+    Calls of functions of the package, by file and name; `handed` are those with the user's `value` as an argument, and
+    `looked_up` the names that registries were asked for.
     """
 
     def __init__(self, root, value):
-        self.root, self.value, self.calls, self.looked_up = f"{root}{os.sep}", value, Counter(), Counter()
-        self.handed = set()
+        self.root, self.calls, self.looked_up = f"{root}{os.sep}", Counter(), Counter()
+        self.value, self.handed = sys.intern(value), set()
 
     def __call__(self, frame, event, _):
         code = frame.f_code
@@ -42,9 +42,10 @@ class Entered:
         if function == LOOK_UP:
             self.looked_up[frame.f_locals.get("name")] += 1
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        given = [frame.f_locals[name] for name in names if name in frame.f_locals]  # a cell is not there
-        if any(isinstance(each, str) and each == self.value for each in given):
-            self.handed.add(function)
+        for each in map(frame.f_locals.get, names):
+            # Not the literals in the code, of a default or a registration: Python interns them.
+            if isinstance(each, str) and each == self.value and each is not self.value:
+                self.handed.add(function)
 
     def row(self):  # by the titles below
         files, files_handed = ({file for file, _ in functions} for functions in (self.calls, self.handed))
@@ -57,7 +58,7 @@ def measure(arguments, value):
     """The figures before the first step of an optimizer, and those of the whole run."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-    root, before = Path(importlib.util.find_spec(PACKAGE).origin).parent, []  # of the installed one
+    root, before = Path(importlib.util.find_spec(PACKAGE).origin).parent, []  # of the package that runs
     entered = Entered(root, value)
     hook = register_optimizer_step_pre_hook(lambda *_: None if before else before.append(entered.row()))
     threading.setprofile(entered)

@@ -58,18 +58,12 @@ _AT_START = (100_000, *_USUAL[1:])
 
 
 def freeze_imports() -> None:
-    """Leaves out the modules that are imported so far of the collection at the end of a start."""
-    if gc.get_threshold() == _AT_START:
-        gc.freeze()
-
-
-def collect_as_usual() -> None:
     """
-    Ends the start of a program, for which [`exit_status`] makes garbage collection rare: it has Python's own pace again, and
-    leaves out the objects that exist now. Training comes after it, where cycles may hold the memory of a GPU.
+    Ends the start of a command, in which [`exit_status`] makes garbage collection rare: restores the usual thresholds, and
+    excludes all existing objects from later collections. Called before a model is made: garbage among these objects is never
+    freed.
     """
     if gc.get_threshold() == _AT_START:
-        gc.collect()  # what a start leaves, such as an autoencoder, must not stay
         gc.freeze()
         gc.set_threshold(*_USUAL)
 
@@ -78,13 +72,17 @@ def exit_status(program: Callable[[], int | None], all_ranks: bool = True) -> in
     """
     Runs a program. Returns 0, 2 after an error that the user can fix, or 128 + the number of a signal; like a signal counts
     that the reader of its output has closed the pipe (`lrlab list | head`).
+
+    Unless torch is imported already, as in a notebook, garbage is collected rarely during the imports, and not at exit.
     """
-    atexit.register(gc.freeze)  # else Python collects all objects several times before it ends
-    gc.set_threshold(*_AT_START)
+    if "torch" not in sys.modules and gc.get_threshold() == _USUAL:
+        gc.set_threshold(*_AT_START)
+        atexit.register(gc.freeze)
     try:
         return _status_of(program, all_ranks)
     finally:
-        gc.set_threshold(*_USUAL)
+        if gc.get_threshold() == _AT_START:
+            gc.set_threshold(*_USUAL)
 
 
 def _status_of(program: Callable[[], int | None], all_ranks: bool) -> int:

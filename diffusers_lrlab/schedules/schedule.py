@@ -33,10 +33,11 @@ class Schedule:
     momentum_kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.momentum and self.compensates and self.follows_metric:  # asking raises an error if two set the momentum
+        # `compensates` raises an error if both schedules set the momentum.
+        if self.momentum and self.compensates and self.follows_metric:
             raise LabError(
-                f"{self.momentum!r} sets the learning rate, and so does {self.name!r}, which follows a metric. Use 'demon' "
-                "beside it."
+                f"The momentum schedule {self.momentum!r} sets the learning rate, and so does the schedule {self.name!r}, "
+                f"which follows a metric. Use the momentum schedule 'demon' with {self.name!r}."
             )
 
     def __getstate__(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 
 from ..core.environment import describe_environment, is_watched
 from ..core.errors import Interrupted, LabError, continued_by
-from ..core.program import interrupts_raised
+from ..core.program import freeze_imports, interrupts_raised
 from ..core.words import agreeing, counted
 from ..data.loading import TrainingData
 from ..training.config import DataConfig
@@ -35,6 +35,7 @@ class StudyContext:
     """
 
     def __init__(self, folder: StudyFolder, stack_size: int | None = None, executor: str | None = None, quiet: bool = False):
+        freeze_imports()
         self.folder, self.executor, self.progress = folder, executor, StudyProgress(quiet)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.stack_size = stack_size or _STACK_SIZES[self.device.type]

@@ -89,7 +89,7 @@ def check_floor(config: ResolvedConfig, peak: float) -> None:
 
 def _check_schedule(config: ResolvedConfig, optimizer: Entry) -> None:
     """Warm-up, validation, momentum and averages that a schedule or an optimizer rules out."""
-    # Making the schedule raises for two that set the momentum or the rate.
+    # Making the schedule raises an error if two schedules set the momentum or the rate.
     name, traits, warmup = config.lr_scheduler, config.schedule.traits, config.lr_warmup_steps
     if "no_warmup" in traits and warmup:
         use = "; use --lr_scheduler constant_with_warmup" if name == "constant" else ". Leave it out"

@@ -8,7 +8,6 @@ import os
 from typing import TYPE_CHECKING
 
 from ..core.environment import OTHERS_WAIT, allowed_threads
-from ..core.program import freeze_imports
 from ..core.words import counted
 from .combinations import check_launch
 from .config import ResolvedConfig, TrainingConfig
@@ -50,7 +49,6 @@ def prepare(asked: TrainingConfig, checkpoint: Path | None = None) -> tuple[Plan
     from .plan import make_plan
 
     config = asked if isinstance(asked, ResolvedConfig) else resolve_and_check(asked)
-    freeze_imports()
     start = find_start(config, checkpoint)
     model_config = given_model_config(config, start)
     # The launcher also passes "no" where no precision was asked for.

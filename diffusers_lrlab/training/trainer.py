@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 from ..averaging.averages import averages_itself
 from ..core.environment import is_watched
 from ..core.errors import Interrupted
-from ..core.program import InterruptGuard, collect_as_usual
+from ..core.program import InterruptGuard, freeze_imports
 from ..data.batch import Batch, to_device
 from ..data.batches import iterate_batches, prefetched
 from ..data.loading import TrainingData
@@ -52,6 +52,7 @@ class Trainer:
     """The loop over the updates of a run."""
 
     def __init__(self, plan: Plan, data: TrainingData, accelerator: Accelerator, folder: RunFolder):
+        freeze_imports()
         config, device = plan.config, accelerator.device
         self.accelerator, self.folder = accelerator, folder
         self.run = run = RunState(plan, data, device, accelerator.process_index)
@@ -118,7 +119,6 @@ class Trainer:
         pace, hide = 0.2 if is_watched() else 10, not self.log.shows
         bar = tqdm(total=num_updates, initial=run.update, desc="train", unit="update", disable=hide, mininterval=pace)
         stepper.skips_bad = config.skip_bad_updates is not None
-        collect_as_usual()
         with InterruptGuard() as guard, bar, self.checkpoints:
             batches = self.batches(config.seed, range(run.update, num_updates))
             self.set_training()

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from diffusers_lrlab.core.program import collect_as_usual, exit_status, freeze_imports
+from diffusers_lrlab.core.program import exit_status, freeze_imports
 
 PROGRAM = """
 import os, sys
@@ -60,32 +60,27 @@ def test_a_pipe_that_is_no_longer_read_ends_a_program_as_its_signal_would(tmp_pa
     assert process.returncode == 141
 
 
-class Cycle:
-    """Garbage that only a collection finds."""
-
-    def __init__(self):
-        self.own = self
-
-
-def test_collections_are_rare_only_until_the_updates_begin():
-    usual, frozen, seen = gc.get_threshold(), gc.get_freeze_count(), []
+def test_collections_are_rare_only_during_the_imports(monkeypatch):
+    usual, seen = gc.get_threshold(), []
 
     def program():
         assert gc.get_threshold() > usual
-        freeze_imports()
-        assert gc.get_freeze_count() > frozen
-        for _ in range(2):  # the runs of a study: what the first leaves is not frozen with the imports of a second
-            left = weakref.ref(Cycle())
-            collect_as_usual()
+        for _ in range(2):
+            left, frozen = weakref.ref(type("Left", (), {})), gc.get_freeze_count()  # a class is a cycle
             freeze_imports()
-            is_gone = left() is None
-            gc.collect()
-            seen.append((gc.get_threshold(), is_gone, left() is None))
+            seen.append((gc.get_threshold(), gc.get_freeze_count() > frozen, gc.collect() and left() is None))
 
-    try:
-        assert exit_status(program) == 0
-        assert seen == [(usual, True, True), (usual, False, True)]
-    finally:
-        gc.unfreeze()
-    collect_as_usual()  # of a program that starts by itself
-    assert (gc.get_threshold(), gc.get_freeze_count()) == (usual, 0)
+    with monkeypatch.context() as patched:
+        patched.delitem(sys.modules, "torch", raising=False)
+        try:
+            assert exit_status(program) == 0
+            assert seen == [(usual, True, False), (usual, False, True)]  # the runs of a study
+        finally:
+            gc.unfreeze()
+
+
+def test_the_collector_of_a_notebook_is_left_alone(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    usual, frozen, seen = gc.get_threshold(), gc.get_freeze_count(), []
+    assert exit_status(lambda: (seen.append(gc.get_threshold()), freeze_imports()) and None) == 0
+    assert (gc.get_freeze_count(), *seen, gc.get_threshold()) == (frozen, usual, usual)

@@ -97,7 +97,7 @@ def test_a_missing_package_is_an_error_with_the_pip_line(name, monkeypatch):
         ({"scale_lr": "sqrt", "learning_rate": "auto"}, "--scale_lr sqrt has no effect with --learning_rate auto"),
         ({"optimizer": "schedulefree_adamw"}, "--lr_scheduler constant_with_warmup and no .* and with --no_use_ema"),
         ({"momentum_scheduler_kwargs": '{"min_momentum": 0.5}'}, "without --momentum_scheduler"),
-        ({"lr_scheduler": "adaptive", "momentum_scheduler": "mdlrc"}, "Use 'demon' beside it"),
+        ({"lr_scheduler": "adaptive", "momentum_scheduler": "mdlrc"}, "Use the momentum schedule 'demon' with 'adaptive'"),
         ({"optimizer": "lion", "lr_scheduler": "mdlrc"}, "cannot drive Lion: its beta1 weighs the gradient against"),
         ({"lr_scheduler": "cosine:warmup_type=cosine", "lr_warmup_steps": 0}, "has no effect without warm-up"),
         ({"lr_scheduler": "cosine:min_lr=1"}, "min_lr=1 of 'cosine' is above --learning_rate"),

@@ -179,7 +179,7 @@ def test_what_has_no_meaning_is_refused_with_the_reason(make, spec, message):
     ("momentum", "lr_scheduler", "message"),
     [
         ("demon", "one_cycle", "'one_cycle' sets the momentum, and so does .*'demon'. Give it cycle_momentum=false"),
-        ("mdlrc", "reduce_lr_on_plateau", "'mdlrc' sets the learning rate, and so does 'reduce_lr_on_plateau'"),
+        ("mdlrc", "reduce_lr_on_plateau", "'mdlrc' sets the learning rate, and so does the schedule 'reduce_lr_on_plateau'"),
         ("demon", "greedy", "follows a metric: build a momentum scheduler beside it, without lr_scheduler"),
     ],
 )

@@ -46,7 +46,7 @@ def predict(
     """
     Predictions of [`MLPDenoiser`]s: `(members, batch, dimension)`. No operation mixes networks.
 
-    With a list of `inputs`, that of each product is added to it, for [`gradients_of`]. Without one, sums are rounded as in
+    If `inputs` is given, the input of each layer is appended to it, for [`gradients_of`]; else sums are rounded as in
     `MLPDenoiser.forward`.
     """
     first, *blocks, last = zip(parameters[::2], parameters[1::2], strict=True)
@@ -73,10 +73,10 @@ def gradients_of(
     parameters: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], gradient: torch.Tensor
 ) -> list[torch.Tensor]:
     """
-    The gradients of all parameters from that of the predictions `(members, batch, dimension)`, and the inputs of the layers.
+    Gradients of all parameters, by the `gradient` of the predictions `(members, batch, dimension)` and the layers' `inputs`.
 
-    Autograd would transpose those of weights, and torch's fused optimizers for CPUs are wrong unless gradients lie in memory
-    as weights do. It would also take new memory for the gradient of the ReLU and for sums.
+    Autograd would transpose the gradients of weights, and torch's fused optimizers for CPUs are wrong unless gradients lie
+    in memory as weights do. It would also take new memory for the gradient of the ReLU and for sums.
     """
     weights, found = parameters[::2], []
     for index in reversed(range(len(weights))):

@@ -20,7 +20,7 @@ import torch
 from ...core.errors import LabError
 from ...core.files import atomic_folder, remove
 from ...core.manifest import find_damage, write_manifest
-from ...core.program import InterruptGuard, collect_as_usual
+from ...core.program import InterruptGuard
 from ...models.mlp_denoiser import MLPDenoiser
 from ...training.kinds import kind_of
 from ...training.model import model_class_of
@@ -225,7 +225,6 @@ def _draw(runs: list[tuple[Member, RunSpec]], threads: WorkerThreads) -> dict[st
 
 def _train(stacks: ParallelStacks, save: Callable[[], None], study: StudyContext) -> None:
     last_save = time.monotonic()
-    collect_as_usual()
     with InterruptGuard() as guard:
         for num_advanced in stacks.updates():
             study.progress.advance(num_advanced)
