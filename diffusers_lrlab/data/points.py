@@ -12,7 +12,7 @@ from ..core.streams import split_rows
 from ..core.words import counted
 from .batch import Batch
 from .loading import TrainingData, stream_data
-from .options import BatchLayout, DataConfig, source_of
+from .options import DataConfig, source_of
 from .sources import find_point_column, open_dataset
 from .toy2d import TOY_DATASETS, toy_points
 
@@ -49,7 +49,7 @@ class PointTransform:
         return tensor
 
 
-def load_point_data(config: DataConfig, seed: int, layout: BatchLayout) -> TrainingData:
+def load_point_data(config: DataConfig, seed: int) -> TrainingData:
     """Loads the points of a resolved configuration and holds out some for validation."""
     if source_of(config) in TOY_DATASETS:
         return _toy_data(source_of(config), config)
@@ -67,7 +67,6 @@ def load_point_data(config: DataConfig, seed: int, layout: BatchLayout) -> Train
     held_out, training = split_rows(len(points), config.num_validation_images or 0)
     train, transform = dataset.select(training), PointTransform(points.shape[1], column)
     data = TrainingData(source_of(config), train, Batch(points[held_out]), column, dataset._fingerprint, transform)
-    layout.check_fits(len(training))
     if points.nbytes <= config.in_memory_limit_mb * 2**20:
         data.in_memory = Batch(points[training])
     return data

@@ -196,7 +196,7 @@ def test_a_length_that_is_no_count_is_an_error_in_words(total):
 
 
 def test_a_fraction_of_an_endless_run_is_an_error():
-    with pytest.raises(LabError, match="num_training_steps"):
+    with pytest.raises(LabError, match="Warm-up of 0.05 of the run needs num_training_steps"):
         build("constant_with_warmup", 0.05, None)
     scheduler = build("constant_with_warmup", 2, None)
     assert [float(scheduler.values(update)[0]) for update in (0, 1, 2, 10**9)] == [0, BASE / 2, BASE, BASE]

@@ -209,6 +209,12 @@ def test_a_sample_decodes_no_other_images(tmp_path, monkeypatch, options):
         assert sorted(levels(data.random_sample(6, 5))) == [0, 2, 4, 6, 8]  # the first files, those of the folder "even"
 
 
+@cases("option", ["dataset_config_name", "dataset_split"])
+def test_a_saved_set_has_no_configurations_or_splits(tmp_path, option):
+    with pytest.raises(LabError, match="which stores no configurations or splits"):
+        load(save_to_disk(tmp_path / "images"), **{option: "test"})
+
+
 @cases("write", [write_parquet, image_folder, save_to_disk])
 def test_a_stream_of_a_folder_has_the_order_of_its_seed_and_holds_out_a_fifth_at_most(tmp_path, write):
     folder, options = write(tmp_path / "data"), {"streaming": True, "max_train_steps": 4, "num_validation_images": 256}

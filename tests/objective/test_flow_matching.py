@@ -98,6 +98,8 @@ def test_times_between_timesteps_have_the_sigma_that_is_there(shift):
     sigmas = process.model_time(everything).double() / 20
     expected = torch.lerp(sigmas[4].logit(), sigmas[5].logit(), 0.25).sigmoid()
     torch.testing.assert_close(between[0], expected)
+    single = make_process("flow_matching", num_steps=1, shift=shift, is_bounded=False)
+    assert single.model_time(torch.zeros(1)).item() == pytest.approx(1, rel=1e-5)
 
 
 def test_half_precision_predictions_are_compared_in_float32():

@@ -127,7 +127,6 @@ class Draws:
 
     def __init__(self, member: Member, points: torch.Tensor, device: torch.device):
         run, plan = member.run, member.run.plan
-        plan.layout.check_fits(len(points))
         self.objective = Objective.of(
             objective_spec(run.config), run.process, plan.layout, plan.num_updates, device, lambda values: values
         )

@@ -170,7 +170,7 @@ class Latents(Images):
     def load_data(self, config: ResolvedConfig, num_processes: int) -> TrainingData:
         from ...data.latent_data import load_latent_data
 
-        data, record = load_latent_data(config, config.seed, config.layout(num_processes)), self.record(config)
+        data, record = load_latent_data(config, config.seed), self.record(config)
         found = identity_of(self._autoencoder(config)) if is_first_process() else {}
         if any(getattr(record, key) != value for key, value in found.items()):
             hint, got = "encode the images again, or put the former one back", "other weights or another scaling_factor"

@@ -54,7 +54,7 @@ class Points(DataKind):
     def load_data(self, config: ResolvedConfig, num_processes: int) -> TrainingData:
         from ...data.points import load_point_data
 
-        return load_point_data(config, config.seed, config.layout(num_processes))
+        return load_point_data(config, config.seed)
 
     def evaluation_batch(self, layout: BatchLayout) -> int:
         return _LOSS_BATCH
