@@ -34,7 +34,7 @@ from .stack import Stack
 
 _SAVE_SECONDS = 60.0
 _STATE = "state.pt"
-_CACHED_MEMBERS = 12  # most members of a stack on a CPU, whose caches lose more of them: measured
+_CACHED_MEMBERS = 12  # of a stack on a CPU; more do not stay in its caches (`benchmarks/study_throughput.py`)
 _SAVED_NAME = re.compile(r"\w+-[0-9]+")  # excludes temporary folders
 
 
@@ -89,8 +89,8 @@ def split_into_stacks(
 
 class ParallelStacks:
     """
-    Members in stacks that worker threads compute at once, or without threads the caller's: on a CPU in as many as fit its
-    caches, elsewhere in one.
+    Members in stacks, computed by worker threads or, without them, in the thread of the caller. On a CPU a stack has few
+    members, so that they stay in its caches; on a GPU there is one stack.
     """
 
     def __init__(self, members: list[Member], device: torch.device, threads: WorkerThreads | None = None):
