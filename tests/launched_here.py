@@ -10,17 +10,22 @@ from diffusers_lrlab import launch
 
 @contextlib.contextmanager
 def restored_afterwards():
-    """Puts back what the launcher leaves to the script until the process ends, and accelerate's states."""
-    from accelerate.state import AcceleratorState, GradientState
-
+    """Puts back what the launcher leaves to the script until the process ends; accelerate begins as in a new process."""
+    forget_accelerate()  # another test may have left a state that compiles
     main, own = sys.modules["__main__"], {"argv": [*sys.argv], "path": [*sys.path]}
     with mock.patch.multiple(sys, **own), mock.patch.dict(os.environ, ACCELERATE_USE_CPU="true"):
         try:
             yield
         finally:
             sys.modules["__main__"] = main
-            AcceleratorState._reset_state(reset_partial_state=True)
-            GradientState._reset_state()
+            forget_accelerate()
+
+
+def forget_accelerate():
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
 
 
 def script_of(folder, text):
