@@ -21,7 +21,13 @@ from pathlib import Path
 from common import machine, make_parser, parse
 
 HERE = Path(__file__).parents[1]
-FLOOR = "import torch, accelerate\nfrom diffusers import DDPMScheduler, {model}"
+FLOOR = """
+import torch, accelerate
+from diffusers import DDPMScheduler, {model}
+import json, time
+now = time.process_time()
+print(json.dumps({{"first": now, "end": now}}))
+"""
 # Runs a command and prints CPU seconds: until the first step of an optimizer, and of the parts after the last one.
 RUN = """
 import importlib, json, os, sys, time
@@ -94,9 +100,10 @@ def run(task, checkout):
         if task == "quick-again":
             _started([*command[:2], *TASKS["quick"]], folder, environment)
         cpu, wall, output = _started(command, folder, environment)
-    figures = json.loads(output.splitlines()[-1]) if is_run else {"end": cpu}
-    figures["exit"] = cpu - figures.pop("end")
-    return {"cpu": cpu, "wall": wall, **figures}
+    if task.startswith("quick"):
+        return {"cpu": cpu, "wall": wall}
+    figures = json.loads(output.splitlines()[-1])
+    return {"cpu": cpu, "wall": wall, "exit": cpu - figures.pop("end"), **figures}
 
 
 def _started(command, folder, environment):
@@ -140,13 +147,13 @@ def main():
     print("\n| | checkout | CPU s to the first update | over its imports | CPU s in all | s in all |\n|" + 6 * "---|")
     for (task, name), rows in found.items():
         floor, first = found.get((f"imports, {task}", "now")), [row["first"] for row in rows if "first" in row]
-        over = statistics.median(first) / statistics.median(row["cpu"] for row in floor) if floor and first else None
+        over = statistics.median(first) / statistics.median(row["first"] for row in floor) if floor and first else None
         cells = [task, name, shown(first) if first else "–", f"{over:.2f}" if over else "–"]
         print(f"| {' | '.join(cells)} | {shown([row['cpu'] for row in rows])} | {shown([row['wall'] for row in rows])} |")
     parts = dict.fromkeys([*(part for part, *_ in PARTS), "exit"])
     print(f"\n| CPU s after the last update | checkout | {' | '.join(parts)} |\n|---|---|{'---|' * len(parts)}")
     for (task, name), rows in found.items():
-        if "first" in rows[0]:
+        if "exit" in rows[0]:
             cells = [shown([row[part] for row in rows]) if part in rows[0] else "–" for part in parts]
             print(f"| {task} | {name} | {' | '.join(cells)} |")
 

@@ -160,8 +160,8 @@ def spec_of(name):
     return SimpleNamespace(id=name, **vars(COMPARED))
 
 
-def test_worker_threads_compute_what_one_stack_does(without_a_stop):
-    """Saved by three workers between two logging points, and continued by two: as never stopped, to the bit."""
+def test_worker_threads_compute_what_one_stack_does(without_a_stop, monkeypatch):
+    """Saved by three workers between two logging points, continued by two in small stacks: as never stopped, to the bit."""
     stopped, members = make_members(), make_members()
     torch.set_num_threads(3)
     with worker_threads(CPU, 20) as workers:
@@ -180,10 +180,12 @@ def test_worker_threads_compute_what_one_stack_does(without_a_stop):
         workers.map(lambda value: 1 / value, [1, 0, 1])
     assert torch.get_num_threads() == 3
     torch.set_num_threads(2)
+    monkeypatch.setattr("diffusers_lrlab.study.stacked.stacks._CACHED_MEMBERS", 3)
     for name, state in states.items():
         members[name].run.update, members[name].error = state["update"], state["error"]
     with worker_threads(CPU, 20) as workers:
         stacks = ParallelStacks(list(members.values()), CPU, threads=workers)
+        assert 2 < len(stacks.stacks) == 2 * -(-len(ARMS) // 6)
         stacks.load({members[name]: state for name, state in states.items()})
         for _ in stacks.updates():
             assert torch.get_num_threads() == 1
